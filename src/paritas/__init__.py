@@ -1,0 +1,3 @@
+"""Model exports that are right, and proven right."""
+
+__version__ = "0.1.0"
