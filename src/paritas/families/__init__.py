@@ -1,0 +1,74 @@
+"""One module a family: configuration -> spec, and only what that family does differently.
+
+A family is a module of this package with
+
+* ``MODEL_TYPES``: the ``model_type`` words of config.json that it reads;
+* ``read(config) -> Decoder``;
+* ``RENAMES``: (prefix in the checkpoint, prefix in the text model), for checkpoints that hold more than the text model;
+* ``DROPPED``: (pattern of tensor names, reason) of what the text model does not compute with.
+
+A module that is here is found; there is no list to edit.
+"""
+
+import difflib
+import importlib
+import pkgutil
+from functools import cache
+from typing import Protocol, cast
+
+from paritas.config import Config
+from paritas.errors import ParitasError, Unsupported
+from paritas.spec import Decoder
+
+
+class Family(Protocol):
+    """What a family's module provides."""
+
+    MODEL_TYPES: tuple[str, ...]
+    RENAMES: tuple[tuple[str, str], ...]
+    DROPPED: tuple[tuple[str, str], ...]
+
+    def read(self, config: Config) -> Decoder:
+        """The spec that ``config`` describes."""
+        ...
+
+
+@cache
+def families() -> dict[str, Family]:
+    """model_type -> family, of every module of this package."""
+    found: dict[str, Family] = {}
+    for info in pkgutil.iter_modules(__path__, f"{__name__}."):
+        family = cast(Family, importlib.import_module(info.name))
+        for model_type in family.MODEL_TYPES:
+            if model_type in found:
+                raise RuntimeError(f"two families read model_type {model_type!r}")
+            found[model_type] = family
+    return found
+
+
+def family_of(config: Config) -> Family:
+    """The family that reads ``config``.
+
+    Raises:
+        ParitasError: ``model-type-missing``.
+        Unsupported: ``model-type-unsupported``, with the closest supported word.
+    """
+    model_type = config.optional("model_type")
+    if not isinstance(model_type, str):
+        raise ParitasError(
+            "model-type-missing",
+            "the configuration has no model_type",
+            place=config.place,
+            hint="Is this a transformers checkpoint?",
+        )
+    known = families()
+    if model_type in known:
+        return known[model_type]
+    close = difflib.get_close_matches(model_type, known, n=1, cutoff=0.3)
+    raise Unsupported(
+        "model-type-unsupported",
+        f"no family reads model_type {model_type!r}; supported: {', '.join(sorted(known))}",
+        place=config.place,
+        hint=(f"The closest supported one is {close[0]!r}. " if close else "")
+        + "How to add a family: docs/how-to/add-a-model.md",
+    )

@@ -1,0 +1,1 @@
+"""Runs any package, whoever exported it: what it takes is found in its own graph."""

@@ -1,0 +1,80 @@
+"""Opens whatever a person calls a model: a folder, a GGUF file, a Hub id."""
+
+import dataclasses
+from pathlib import Path
+
+from paritas.checkpoint.base import Checkpoint
+from paritas.checkpoint.folder import open_folder
+from paritas.errors import ParitasError
+
+_WANTED = ("*.json", "*.safetensors", "*.jinja")
+
+
+def open_checkpoint(model: str | Path) -> Checkpoint:
+    """Open a checkpoint.
+
+    Args:
+        model: a folder as transformers saves it, a ``.gguf`` file, or a Hub id (``google/gemma-3-270m-it``).
+
+    Raises:
+        ParitasError: ``checkpoint-missing``, and what the reader of each kind raises.
+    """
+    path = locate(model)
+    if path.is_dir():
+        return open_folder(path)
+    if path.suffix == ".gguf":
+        from paritas.checkpoint.gguf import open_gguf  # gguf's tables take a moment; a folder does not need them
+
+        return open_gguf(path)
+    raise ParitasError(
+        "checkpoint-unknown",
+        "neither a folder nor a .gguf file",
+        place=str(path),
+        hint="Give the checkpoint's folder, a .gguf file, or a Hub id.",
+    )
+
+
+def locate(model: str | Path) -> Path:
+    """The path of a model on this machine; a Hub id is fetched into the Hub's own cache (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
+
+    Raises:
+        ParitasError: ``checkpoint-missing``.
+    """
+    path = Path(model)
+    if path.exists():
+        return path
+    text = str(model)
+    if text.count("/") != 1 or text.startswith((".", "/", "~")) or text.endswith(".gguf"):
+        raise ParitasError(
+            "checkpoint-missing", "there is no such file or folder", place=text, hint="Check the path, or give a Hub id like org/name."
+        )
+    return _from_hub(text)
+
+
+def text_only(checkpoint: Checkpoint) -> Checkpoint:
+    """The text half of a multimodal checkpoint: its ``text_config``; a checkpoint that has none is returned as it is."""
+    inner = checkpoint.config.get("text_config")
+    if not isinstance(inner, dict):
+        return checkpoint
+    config = dict(inner)  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
+    if isinstance(tied := checkpoint.config.get("tie_word_embeddings"), bool):
+        config["tie_word_embeddings"] = tied  # the outer class owns the head
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        if checkpoint.config.get(key) is not None:
+            config[key] = checkpoint.config[key]
+    return dataclasses.replace(checkpoint, config=config, config_place=f"{checkpoint.config_place}, text_config")
+
+
+def _from_hub(model_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model_id, allow_patterns=list(_WANTED)))
+    except (HfHubHTTPError, LocalEntryNotFoundError, ValueError, OSError) as error:
+        raise ParitasError(
+            "checkpoint-missing",
+            f"no such path here, and the Hub did not give it: {str(error).splitlines()[0]}",
+            place=model_id,
+            hint="Check the spelling, HF_TOKEN (gated models) and HF_HUB_OFFLINE.",
+        ) from None

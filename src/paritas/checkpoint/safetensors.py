@@ -1,0 +1,134 @@
+"""Reads safetensors files: headers when a file is opened, rows of a tensor when they are asked for.
+
+The reader is our own because it has to say which file is wrong and by how many bytes, has to read bf16 without torch,
+and reads with ``pread``: mapped pages of a large checkpoint would count as our memory.
+"""
+
+import json
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paritas.checkpoint.base import Tensor
+from paritas.errors import ParitasError, Unsupported
+
+_WIDTHS = {"BF16": 2, "F16": 2, "F32": 4}
+_LENGTH = 8  # bytes of the header's length, before the header
+_HEADER_LIMIT = 100_000_000  # the format's own limit
+_FETCH = "Fetch the file again: it is not what its writer wrote."
+
+
+@dataclass
+class SafetensorsTensor(Tensor):
+    """One tensor of a safetensors file."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    place: str
+    path: Path
+    offset: int
+
+    def rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Rows ``[start, stop)``, widened: bf16, fp16 and fp32 values are exact in fp32."""
+        if self.dtype not in _WIDTHS:
+            raise Unsupported(
+                "tensor-dtype-unsupported",
+                f"{self.name} is stored as {self.dtype}; supported: {', '.join(_WIDTHS)}",
+                place=self.place,
+                hint="Quantised checkpoints have to be dequantised first.",
+            )
+        row = _WIDTHS[self.dtype] * int(np.prod(self.shape[1:], dtype=np.int64))
+        data = _pread(self.path, self.offset + start * row, (stop - start) * row)
+        return _widen(data, self.dtype).reshape(stop - start, *self.shape[1:])
+
+
+def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
+    """Every tensor of one file, by name; only the header is read.
+
+    Raises:
+        ParitasError: ``shard-missing``, ``shard-truncated``, ``shard-corrupt``; with the file and the bytes.
+    """
+    if not path.is_file():
+        raise ParitasError("shard-missing", "the file is not there", place=str(path), hint="Fetch it, or the index is of another checkpoint.")
+    size = path.stat().st_size
+    header, data = _header(path, size)
+    header.pop("__metadata__", None)
+    tensors = {name: _tensor(path, data, name, entry) for name, entry in header.items()}
+    end = max((data + entry["data_offsets"][1] for entry in header.values()), default=data)
+    if size != end:
+        raise ParitasError(
+            "shard-truncated" if size < end else "shard-corrupt",
+            f"the file has {size:,} bytes; its header says {end:,}",
+            place=str(path),
+            hint=_FETCH,
+        )
+    return tensors
+
+
+def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
+    if size < _LENGTH:
+        raise ParitasError("shard-truncated", f"the file has {size} bytes, less than a header", place=str(path), hint=_FETCH)
+    (length,) = struct.unpack("<Q", _pread(path, 0, _LENGTH))
+    if length > _HEADER_LIMIT:
+        raise ParitasError("shard-corrupt", "the file does not begin like a safetensors file", place=str(path), hint=_FETCH)
+    if _LENGTH + length > size:
+        raise ParitasError(
+            "shard-truncated",
+            f"the file has {size:,} bytes; its header alone says {_LENGTH + length:,}",
+            place=str(path),
+            hint=_FETCH,
+        )
+    try:
+        header = json.loads(_pread(path, _LENGTH, length))
+    except ValueError as error:
+        raise ParitasError("shard-corrupt", f"its header is not JSON: {error}", place=str(path), hint=_FETCH) from None
+    if not isinstance(header, dict):
+        raise ParitasError("shard-corrupt", "its header is not a JSON object", place=str(path), hint=_FETCH)
+    return header, _LENGTH + length  # pyright: ignore[reportUnknownVariableType]
+
+
+def _tensor(path: Path, data: int, name: str, entry: Any) -> SafetensorsTensor:
+    try:
+        shape = tuple(int(n) for n in entry["shape"])
+        start, stop = (int(n) for n in entry["data_offsets"])
+        dtype = str(entry["dtype"])
+    except (KeyError, TypeError, ValueError):
+        raise ParitasError("shard-corrupt", f"its header describes {name} wrongly", place=str(path), hint=_FETCH) from None
+    wanted = int(np.prod(shape, dtype=np.int64)) * _WIDTHS.get(dtype, 0)
+    if start < 0 or stop < start or (dtype in _WIDTHS and stop - start != wanted):
+        raise ParitasError(
+            "shard-corrupt",
+            f"{name} of shape {list(shape)} and type {dtype} has {stop - start:,} bytes instead of {wanted:,}",
+            place=str(path),
+            hint=_FETCH,
+        )
+    return SafetensorsTensor(name, shape, dtype, str(path), path, data + start)
+
+
+def _pread(path: Path, offset: int, count: int) -> bytearray:
+    buffer = bytearray(count)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while view:
+            got = os.preadv(file.fileno(), [view], offset) if hasattr(os, "preadv") else _seek_read(file, view, offset)
+            if got == 0:
+                raise ParitasError("shard-truncated", f"the file ends before byte {offset + len(view):,}", place=str(path), hint=_FETCH)
+            view, offset = view[got:], offset + got
+    return buffer
+
+
+def _seek_read(file: Any, view: memoryview, offset: int) -> int:
+    file.seek(offset)
+    return int(file.readinto(view))
+
+
+def _widen(data: bytearray, dtype: str) -> NDArray[np.float32]:
+    if dtype == "BF16":  # bf16 is the upper half of fp32
+        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, np.float16 if dtype == "F16" else np.float32).astype(np.float32, copy=False)

@@ -1,0 +1,220 @@
+"""Reads config.json. Every key is asked for, or listed as without effect and why; a key that nobody accounts for is an error."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paritas.errors import ParitasError, Unsupported
+from paritas.spec import Linear, Llama3, Rope
+
+IGNORABLE: Mapping[str, str] = {
+    "_name_or_path": "where somebody loaded it from",
+    "architectures": "the class; model_type says the same",
+    "attention_dropout": "training only",
+    "auto_map": "remote code, which is never run",
+    "bos_token_id": "read for the runtime, not for the graph",
+    "cache_implementation": "how transformers stores its cache",
+    "dtype": "the stored dtype is read from the tensors",
+    "eos_token_id": "read for the runtime, not for the graph",
+    "id2label": "classification only",
+    "initializer_range": "training only",
+    "label2id": "classification only",
+    "model_type": "chooses the family",
+    "output_attentions": "what transformers returns",
+    "output_hidden_states": "what transformers returns",
+    "pad_token_id": "read for the runtime, not for the graph",
+    "return_dict": "what transformers returns",
+    "torch_dtype": "the stored dtype is read from the tensors",
+    "transformers_version": "who wrote the file",
+    "unsloth_fixed": "who wrote the file",
+    "unsloth_version": "who wrote the file",
+    "use_cache": "the graph always has a cache",
+}
+
+
+class Config:
+    """The values of one configuration object, with a memory of what was asked for.
+
+    Args:
+        values: as stored.
+        place: the file, and the key inside it, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, Any], place: str = "config.json") -> None:
+        self.values = values
+        self.place = place
+        self._accounted: dict[str, str] = {}
+
+    def optional(self, key: str) -> Any:
+        """The value of ``key``; None if it is absent or null."""
+        self._accounted[key] = "read"
+        return self.values.get(key)
+
+    def integer(self, key: str, default: int | None) -> int:
+        """A positive integer. Without a default (``None``) the key has to be there."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
+            raise self._wrong(key, value, "a positive integer")
+        return int(value)
+
+    def number(self, key: str, default: float | None) -> float:
+        """A finite positive number."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            raise self._wrong(key, value, "a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def choice(self, key: str, default: str, allowed: Sequence[str]) -> str:
+        """One word out of a list; another one is refused by name."""
+        value = self._value(key, default)
+        if value not in allowed:
+            raise Unsupported(
+                "config-value-unsupported",
+                f"{key} is {value!r}; supported here: {', '.join(allowed)}",
+                place=self._at(key),
+                hint="This computation is not implemented. Nothing was written.",
+            )
+        return str(value)
+
+    def must_be(self, key: str, allowed: Sequence[Any], reason: str) -> None:
+        """Refuse every value of ``key`` outside ``allowed`` (absent and null count as None)."""
+        value = self.optional(key)
+        if value not in allowed:
+            raise Unsupported(
+                "config-value-unsupported",
+                f"{key} is {value!r}: {reason}",
+                place=self._at(key),
+                hint="This computation is not implemented. Nothing was written.",
+            )
+
+    def ignore(self, key: str, reason: str) -> None:
+        """``key`` has no effect in this family, for ``reason``."""
+        self._accounted[key] = reason
+
+    def layer_kinds(self, depth: int, default: Sequence[str]) -> tuple[str, ...]:
+        """``layer_types``, one word a layer, checked against ``num_hidden_layers``."""
+        kinds = self.optional("layer_types")
+        if kinds is None:
+            return tuple(default)
+        if not isinstance(kinds, list) or len(kinds) != depth:  # pyright: ignore[reportUnknownArgumentType]
+            raise self._wrong("layer_types", kinds, f"a list of {depth} words, one for each hidden layer")
+        unknown = sorted({str(kind) for kind in kinds} - {"full_attention", "sliding_attention"})  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+        if unknown:
+            raise self._wrong("layer_types", unknown, "full_attention or sliding_attention")
+        return tuple(kinds)  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
+
+    def rope(self, dim: int, default_theta: float, context: int) -> Rope:
+        """The RoPE of a model whose layers share one: ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (4).
+
+        As transformers resolves it: ``rope_scaling`` before ``rope_parameters``, a theta inside either before one beside it.
+        """
+        values = dict(self.optional("rope_parameters") or {})
+        values = dict(self.optional("rope_scaling") or values)
+        values.setdefault("rope_theta", self.optional("rope_theta") or default_theta)
+        return self._rope(values, dim, context)
+
+    def ropes_by_kind(self, dim: int, default_thetas: Mapping[str, float], context: int) -> dict[str, Rope]:
+        """A RoPE for each layer type: nested ``rope_parameters`` (transformers 5) or the flat keys of 4.
+
+        In the flat spelling ``rope_scaling`` and ``rope_theta`` are the full-attention layers' alone; the sliding ones have
+        ``rope_local_base_freq`` and no scaling.
+        """
+        nested: dict[str, dict[str, Any]] = {kind: {} for kind in default_thetas}
+        for kind, values in (self.optional("rope_parameters") or {}).items():
+            if kind not in nested or not isinstance(values, dict):
+                raise self._wrong("rope_parameters", kind, f"one object for each of {', '.join(nested)}")
+            nested[kind] = dict(values)  # pyright: ignore[reportUnknownArgumentType]
+        scaling = self.optional("rope_scaling") or {}
+        if "type" in scaling and "rope_type" not in scaling:
+            raise ParitasError(
+                "config-rope-ambiguous",
+                "rope_scaling has the old key 'type' and no 'rope_type': transformers 4 scales by it, transformers 5 does not",
+                place=self._at("rope_scaling"),
+                hint="Write rope_type, with the value that the model was trained with.",
+            )
+        nested["full_attention"].update(scaling)
+        flat = {"full_attention": self.optional("rope_theta"), "sliding_attention": self.optional("rope_local_base_freq")}
+        for kind, values in nested.items():
+            values.setdefault("rope_theta", flat[kind] or default_thetas[kind])
+        return {kind: self._rope(values, dim, context) for kind, values in nested.items()}
+
+    def finish(self, ignored: Sequence[str] = ()) -> dict[str, str]:
+        """Account for every key; returns key -> why it has no effect, of those that were not read.
+
+        Args:
+            ignored: keys that the person running the export declares without effect.
+
+        Raises:
+            ParitasError: ``config-key-unread``, with the keys that nobody accounts for.
+        """
+        reasons = {**IGNORABLE, **self._accounted, **dict.fromkeys(ignored, "declared without effect (--ignore-key)")}
+        left = sorted(set(self.values) - set(reasons))
+        if left:
+            raise ParitasError(
+                "config-key-unread",
+                f"nothing reads {', '.join(left)}",
+                place=self.place,
+                hint="A key that is not understood may change the computation. If you know that it does not: --ignore-key "
+                + " --ignore-key ".join(left),
+            )
+        return {key: reasons[key] for key in sorted(self.values) if reasons[key] != "read"}
+
+    def _rope(self, values: Mapping[str, Any], dim: int, context: int) -> Rope:
+        kind = values.get("rope_type") or values.get("type") or "default"
+        known = {"rope_theta", "rope_type", "type"}
+        if kind == "default":
+            scaling = None
+        elif kind == "linear":
+            known |= {"factor"}
+            scaling = Linear(self._rope_number(values, "factor"))
+        elif kind == "llama3":
+            known |= {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+            scaling = Llama3(
+                factor=self._rope_number(values, "factor"),
+                low_freq_factor=self._rope_number(values, "low_freq_factor"),
+                high_freq_factor=self._rope_number(values, "high_freq_factor"),
+                original_context=int(values.get("original_max_position_embeddings") or context),
+            )
+        else:
+            raise Unsupported(
+                "rope-type-unsupported",
+                f"rope_type {kind!r}; supported here: default, linear, llama3",
+                place=self.place,
+                hint="This RoPE scaling is not implemented. Nothing was written.",
+            )
+        if left := sorted(set(values) - known):
+            raise ParitasError(
+                "config-key-unread",
+                f"nothing reads {', '.join(left)} of a RoPE of type {kind}",
+                place=self.place,
+                hint="A RoPE parameter that is not understood may change the computation.",
+            )
+        return Rope(theta=self._rope_number(values, "rope_theta"), dim=dim, scaling=scaling)
+
+    def _rope_number(self, values: Mapping[str, Any], key: str) -> float:
+        value = values.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise self._wrong(f"RoPE {key}", value, "a positive number")
+        return float(value)
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.optional(key)
+        if value is None and default is None:
+            raise ParitasError(
+                "config-key-missing", f"{key} is missing", place=self._at(key), hint="Is this a transformers checkpoint?"
+            )
+        return default if value is None else value
+
+    def _wrong(self, key: str, value: Any, wanted: str) -> ParitasError:
+        return ParitasError(
+            "config-value-wrong", f"{key} is {value!r}; it has to be {wanted}", place=self._at(key), hint="Repair the file."
+        )
+
+    def _at(self, key: str) -> str:
+        return f"{self.place}, key {key}"

@@ -1,0 +1,51 @@
+"""Llama: pre-norm decoder, one RoPE for all layers. Llama 2 and 3.x, SmolLM2, TinyLlama and what else saves itself as `llama`.
+
+Source: transformers models/llama/{configuration,modeling}_llama.py.
+"""
+
+from paritas.config import Config
+from paritas.spec import PRE_NORMS, Activation, Attention, Decoder, Layer, Mlp, Norm
+
+MODEL_TYPES = ("llama",)
+RENAMES = ()
+DROPPED = (("*.self_attn.rotary_emb.inv_freq", "a buffer of old checkpoints; computed from the configuration"),)
+
+
+def read(config: Config) -> Decoder:
+    """The spec of a Llama checkpoint."""
+    hidden = config.integer("hidden_size", 4096)
+    heads = config.integer("num_attention_heads", 32)
+    head_dim = config.integer("head_dim", hidden // heads)
+    context = config.integer("max_position_embeddings", 2048)
+    bias = config.flag("attention_bias", False)
+    norm = Norm(eps=config.number("rms_norm_eps", 1e-6))
+    config.must_be("rope_interleaved", (None, False), "only half-split rotary pairs are implemented for Llama")
+    config.ignore("pretraining_tp", "how an old trainer split its matrices; transformers does not read it")
+    config.ignore("is_llama_config", "who wrote the file")
+    layer = Layer(
+        kind="full_attention",
+        attention=Attention(
+            heads=heads,
+            kv_heads=config.integer("num_key_value_heads", heads),
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            rope=config.rope(head_dim, default_theta=10_000.0, context=context),
+            qkv_bias=bias,
+            output_bias=bias,
+        ),
+        mlp=Mlp(
+            width=config.integer("intermediate_size", 11_008),
+            activation=Activation(config.choice("hidden_act", "silu", list(Activation))),
+            bias=config.flag("mlp_bias", False),
+        ),
+        norm=norm,
+        norms=PRE_NORMS,
+    )
+    return Decoder(
+        vocab=config.integer("vocab_size", 32_000),
+        hidden=hidden,
+        context=context,
+        layers=(layer,) * config.integer("num_hidden_layers", 32),
+        norm=norm,
+        tied_head=config.flag("tie_word_embeddings", False),
+    )

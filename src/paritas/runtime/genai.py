@@ -1,0 +1,170 @@
+"""A package in ONNX Runtime GenAI, on the CPU, one row at a time. Imported when it is first asked for."""
+
+import importlib
+import json
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paritas.errors import Invalid, ParitasError
+from paritas.runtime.decoder import State
+from paritas.runtime.faults import refusal
+from paritas.runtime.package import CONFIG, Package
+from paritas.runtime.ports import read_ports
+
+# The runtime's own generation defaults would bend the logits or the choice: nothing of them is left.
+_NEUTRAL = {"do_sample": False, "repetition_penalty": 1.0, "top_k": 1, "temperature": 1.0, "min_length": 0}
+_SILENT = 4  # log severity: fatal only; what is wrong arrives as an exception
+
+
+@dataclass
+class GenAIState:
+    """A generator of the runtime. It moves on with every call, so only its newest state can be gone on from.
+
+    Attributes:
+        length: number of tokens it has seen.
+        generator: ``onnxruntime_genai.Generator``.
+    """
+
+    length: int
+    generator: Any = field(repr=False)
+
+
+class GenAISession:
+    """A package in ``onnxruntime_genai``; see :class:`paritas.runtime.decoder.Decoder`.
+
+    Args:
+        package: what to load; it needs its genai_config.json.
+        capacity: the most tokens that one sequence will have; None stands for the package's context length,
+            whose caches some packages allocate at once. A windowed package gets its window at least.
+        threads: threads within an operator; None leaves it to the runtime.
+
+    Raises:
+        ParitasError: ``genai-missing`` if onnxruntime-genai is not installed, ``genai-config-missing``,
+            ``genai-config-incomplete``.
+        Invalid: ``genai-context`` if ``capacity`` is beyond the context length; ``runtime-failed``; no decoder
+            (as :func:`paritas.runtime.ports.read_ports` tells).
+    """
+
+    runtime = "onnxruntime-genai"
+
+    def __init__(self, package: Package, capacity: int | None = None, threads: int | None = None) -> None:
+        self._genai = _import()
+        self.version: str = self._genai.__version__
+        self._folder = package.folder
+        self._logits = read_ports(package.model).logits
+        self._max_length = _max_length(package, capacity)
+        session: dict[str, int] = {"log_severity_level": _SILENT}
+        if threads is not None:
+            session["intra_op_num_threads"] = threads
+        overlay = {
+            "model": {"decoder": {"session_options": session}},
+            # A chunked prefill would leave the logits of its last chunk alone.
+            "search": {"max_length": self._max_length, "chunk_size": 0},
+        }
+        with self._told("load the package"):
+            config = self._genai.Config(str(package.folder))
+            config.clear_providers()
+            config.overlay(json.dumps(overlay))
+            self._model = self._genai.Model(config)
+
+    def forward(
+        self, ids: NDArray[np.int64], state: State | None = None, mask: NDArray[np.int64] | None = None
+    ) -> tuple[NDArray[np.float32], GenAIState]:
+        """Logits ``[1, new, vocab]`` of ``ids`` ``[1, new]``, as any ``Decoder`` gives them.
+
+        Raises:
+            Invalid: ``genai-batch`` for several rows or padding; ``genai-context`` beyond the capacity;
+                ``runtime-failed``; ``graph-last-logits``.
+        """
+        batch, new = ids.shape
+        if batch != 1 or (mask is not None and not mask.all()):
+            raise Invalid(
+                "genai-batch",
+                f"{batch} rows" if batch != 1 else "a padded row",
+                place=str(self._folder),
+                hint="ORT GenAI is asked for one row without padding; give a batch to onnxruntime.",
+            )
+        current = self._start() if state is None else _resume(state)
+        if current.length + new > self._max_length:
+            raise Invalid(
+                "genai-context",
+                f"{new} tokens after {current.length} are more than the {self._max_length} there is room for",
+                place=str(self._folder),
+                hint="Ask for a larger capacity, up to the package's context length.",
+            )
+        with self._told(f"run {new} tokens after {current.length}"):
+            current.generator.append_tokens(ids.astype(np.int32))
+            logits = np.array(current.generator.get_output(self._logits), np.float32)
+        if logits.shape[:2] != (1, new):
+            raise Invalid(
+                "graph-last-logits",
+                f"logits of shape {list(logits.shape)} for 1 x {new} tokens: not one row a token",
+                place=str(self._folder),
+                hint="Export the graph with the logits of every position.",
+            )
+        return logits, GenAIState(current.length + new, current.generator)
+
+    def _start(self) -> GenAIState:
+        with self._told("make a generator"):
+            params = self._genai.GeneratorParams(self._model)
+            params.set_search_options(max_length=self._max_length, **_NEUTRAL)
+            return GenAIState(0, self._genai.Generator(self._model, params))
+
+    @contextmanager
+    def _told(self, doing: str) -> Generator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise refusal(self.runtime, doing, error, self._folder) from error
+
+
+def _resume(state: State) -> GenAIState:
+    if not isinstance(state, GenAIState):
+        raise TypeError(f"{state!r} is not a state of this runtime")
+    if state.length != state.generator.token_count():
+        raise ValueError(f"state after {state.length} tokens: its generator has gone on already")
+    return state
+
+
+def _import() -> Any:
+    try:
+        return importlib.import_module("onnxruntime_genai")
+    except ModuleNotFoundError as error:
+        raise ParitasError(
+            "genai-missing", "onnxruntime-genai is not installed", hint="pip install 'paritas[genai]'"
+        ) from error
+
+
+def _max_length(package: Package, capacity: int | None) -> int:
+    config = package.genai_config
+    if config is None:
+        raise ParitasError(
+            "genai-config-missing",
+            f"ORT GenAI needs a {CONFIG} that names this graph",
+            place=str(package.folder),
+            hint="Run the graph in onnxruntime, or export the package again.",
+        )
+    model: Mapping[str, Any] = config["model"]
+    context = model.get("context_length")
+    if not isinstance(context, int):
+        raise ParitasError(
+            "genai-config-incomplete",
+            f"context_length is {context!r}",
+            place=f"{package.folder / CONFIG}: model.context_length",
+            hint="Write the number of positions the model was made for.",
+        )
+    if capacity is not None and capacity > context:
+        raise Invalid(
+            "genai-context",
+            f"{capacity} tokens asked for, the context has {context}",
+            place=f"{package.folder / CONFIG}: model.context_length",
+            hint="Ask for fewer tokens.",
+        )
+    # Smaller than its window, the runtime refuses a windowed cache.
+    window: int = model.get("decoder", {}).get("sliding_window", {}).get("window_size", 0)
+    return min(context, max(context if capacity is None else capacity, window))

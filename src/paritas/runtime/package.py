@@ -1,0 +1,144 @@
+"""A package on disk: a folder with a graph, its data and, if it has one, the configuration of ORT GenAI."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from paritas.errors import ParitasError, Unsupported
+from paritas.runtime import external
+from paritas.runtime.proto import load
+
+CONFIG = "genai_config.json"
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package whose files have been found and measured; nothing is loaded.
+
+    Attributes:
+        folder: where its files lie.
+        model: the graph of its decoder.
+        genai_config: the values of genai_config.json; None if there is none, or it speaks of another graph.
+    """
+
+    folder: Path
+    model: Path
+    genai_config: Mapping[str, Any] | None
+
+    @property
+    def data(self) -> tuple[Path, ...]:
+        """The external data files that the graph names, each of them there and long enough."""
+        return external.check(load(self.model), self.folder)
+
+
+def open_package(path: str | Path) -> Package:
+    """The package at ``path``: a folder, or the graph itself (``.onnx``).
+
+    Raises:
+        ParitasError: ``package-missing``, ``package-config-broken``, ``package-model-missing``,
+            ``package-model-ambiguous``, ``package-model-broken``, ``package-data-missing``,
+            ``package-data-truncated``, ``package-data-hostile``.
+        Unsupported: ``package-pipeline`` if its decoder is split over several graphs.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ParitasError(
+            "package-missing", "no such file or folder", place=str(path), hint="Check the path."
+        )
+    package = _of_folder(path) if path.is_dir() else _of_graph(path)
+    external.check(load(package.model), package.folder)
+    return package
+
+
+def _of_folder(folder: Path) -> Package:
+    config = _read_config(folder)
+    name = None if config is None else _decoder_file(config, folder / CONFIG)
+    return Package(folder, _find_model(folder) if name is None else _named_model(folder, name), config)
+
+
+def _of_graph(model: Path) -> Package:
+    if model.suffix != ".onnx":
+        raise ParitasError(
+            "package-missing",
+            "neither a folder nor an .onnx file",
+            place=str(model),
+            hint="Give the folder of the package, or its graph.",
+        )
+    folder = model.parent
+    config = _read_config(folder)
+    if config is not None and (_decoder_file(config, folder / CONFIG) or model.name) != model.name:
+        config = None
+    return Package(folder, model, config)
+
+
+def _read_config(folder: Path) -> Mapping[str, Any] | None:
+    place = folder / CONFIG
+    if not place.exists():
+        return None
+    try:
+        config = json.loads(place.read_bytes())
+    except (ValueError, OSError) as error:
+        raise _broken(place, f"it is not JSON: {error}") from error
+    if not isinstance(config, dict) or not isinstance(cast(dict[str, Any], config).get("model"), dict):
+        raise _broken(place, "it has no object 'model'")
+    return cast(dict[str, Any], config)
+
+
+def _decoder_file(config: Mapping[str, Any], place: Path) -> str | None:
+    decoder = config["model"].get("decoder", {})
+    if not isinstance(decoder, dict):
+        raise _broken(place, "model.decoder is not an object")
+    decoder = cast(dict[str, Any], decoder)
+    if decoder.get("pipeline"):
+        raise Unsupported(
+            "package-pipeline",
+            "the decoder is split over several graphs",
+            place=f"{place}: model.decoder.pipeline",
+            hint="Give the .onnx file of one of them.",
+        )
+    name = decoder.get("filename")
+    if name is not None and not isinstance(name, str):
+        raise _broken(place, "model.decoder.filename is not a text")
+    return name
+
+
+def _named_model(folder: Path, name: str) -> Path:
+    model = external.inside(folder, name)
+    if not model.is_file():
+        raise ParitasError(
+            "package-model-missing",
+            f"{CONFIG} names {name!r}, which is not there",
+            place=str(model),
+            hint=f"Copy the graph into the folder, or correct model.decoder.filename in {CONFIG}.",
+        )
+    return model
+
+
+def _find_model(folder: Path) -> Path:
+    usual = folder / "model.onnx"
+    if usual.is_file():
+        return usual
+    found = sorted(p for p in folder.glob("*.onnx") if p.is_file())
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join(p.name for p in found)
+        raise ParitasError(
+            "package-model-ambiguous",
+            f"{len(found)} graphs and no {CONFIG} that names one: {names}",
+            place=str(folder),
+            hint="Give the path of one of them.",
+        )
+    deeper = sorted(p.relative_to(folder).as_posix() for p in folder.glob("*/*.onnx"))
+    raise ParitasError(
+        "package-model-missing",
+        "no .onnx file" + (f"; there are graphs one folder down: {', '.join(deeper)}" if deeper else ""),
+        place=str(folder),
+        hint="Give the path of one of them." if deeper else "Give the folder that holds model.onnx.",
+    )
+
+
+def _broken(place: Path, why: str) -> ParitasError:
+    return ParitasError("package-config-broken", why, place=str(place), hint="Export the package again.")
