@@ -21,10 +21,12 @@ class Weight(ABC):
     Attributes:
         shape: of the result.
         sources: names of the checkpoint tensors it is made of; empty for a computed table.
+        whole: it has to be in memory at once.
     """
 
     shape: tuple[int, ...]
     sources: tuple[str, ...]
+    whole: bool = False
 
     @abstractmethod
     def blocks(self) -> Iterator[NDArray[np.float32]]:
@@ -84,6 +86,8 @@ class _Offset(Weight):
 
 
 class _Transposed(Weight):
+    whole = True
+
     def __init__(self, weight: Weight) -> None:
         rows, columns = weight.shape
         self.shape = (columns, rows)

@@ -1,8 +1,8 @@
 """The GGUF container: header, metadata, tensor table, and the bytes of one tensor.
 
-Written from the published GGUF specification (versions 2 and 3, little-endian). The ``gguf`` library's own reader makes
-several arrays per string and needs 12 s to open a file with a vocabulary of 262,144 tokens; this one needs a fraction
-of a second. Block arithmetic and sizes of the quantised types are the library's.
+Written from the published GGUF specification (versions 2 and 3, little-endian). The ``gguf`` library's own
+reader makes several arrays per string and needs 12 s to open a file with a vocabulary of 262,144 tokens; this one
+needs a fraction of a second. Block arithmetic and sizes of the quantised types are the library's.
 """
 
 import struct
@@ -95,7 +95,7 @@ def _header(cursor: "_Cursor") -> tuple[int, int]:
     if version & 0xFFFF == 0:
         raise _unreadable(cursor.path, "the file is big-endian; only little-endian GGUF files are read")
     if version not in _VERSIONS:
-        raise _unreadable(cursor.path, f"GGUF version {version}; versions {_VERSIONS[0]} and {_VERSIONS[1]} are read")
+        raise _unreadable(cursor.path, f"GGUF version {version}; versions 2 and 3 are read")
     return int(cursor.scalar("Q")), int(cursor.scalar("Q"))
 
 
@@ -132,7 +132,7 @@ def _entry(cursor: "_Cursor") -> Entry:
     if min(shape) < 1 or shape[-1] % kind.block_elements:
         raise _unreadable(
             cursor.path,
-            f"tensor {name!r} has shape {list(shape)}; rows of {kind.name} hold a multiple of {kind.block_elements}",
+            f"tensor {name!r} has shape {list(shape)}; {kind.name} rows are multiples of {kind.block_elements}",
         )
     size = int(np.prod([int(n) for n in shape], dtype=object)) // kind.block_elements * kind.block_bytes
     return Entry(name, shape, kind.name, offset, size)
@@ -150,18 +150,19 @@ def _complete(entries: dict[str, Entry], actual: int, path: Path) -> None:
 
 
 class _Cursor:
-    """Reads the header front to back. Every read knows what it is for, and none goes past the end of the file."""
+    """Reads the header front to back; every read knows what it is for, none goes past the end of the file."""
 
     def __init__(self, data: NDArray[np.uint8], path: Path) -> None:
         self.path = path
         self.at = 0
-        self._data = memoryview(data)
+        self._data = data.data
 
     def take(self, count: int, what: str) -> bytes:
         """The next bytes."""
         if count > len(self._data) - self.at:
             raise _unreadable(
-                self.path, f"{what} needs {self.at + count} bytes, the file has {len(self._data)}: it ends early"
+                self.path,
+                f"{what} needs {self.at + count} bytes, the file has {len(self._data)}: it ends early",
             )
         piece = self._data[self.at : self.at + count]
         self.at += count
@@ -192,8 +193,8 @@ class _Cursor:
     def value(self, kind: int, key: str) -> Value:
         """The next metadata value.
 
-        A single fp32 becomes the shortest decimal that rounds to it: converters write these from the decimal numbers of a
-        config.json, so 9.999999974752427e-07 was 1e-06.
+        A single fp32 becomes the shortest decimal that rounds to it: converters write these from the decimal
+        numbers of a config.json, so 9.999999974752427e-07 was 1e-06.
         """
         if kind == _STRING:
             return self.string()
@@ -205,7 +206,7 @@ class _Cursor:
 
     def _code(self, kind: int, key: str) -> str:
         if kind not in _SCALARS:
-            raise _unreadable(self.path, f"metadata key {key!r} has value type {kind}, which GGUF does not define")
+            raise _unreadable(self.path, f"metadata key {key!r} has the undefined value type {kind}")
         return _SCALARS[kind]
 
     def _array(self, key: str) -> Value:

@@ -4,6 +4,7 @@ A family is a module of this package with
 
 * ``MODEL_TYPES``: the ``model_type`` words of config.json that it reads;
 * ``read(config) -> Decoder``;
+* ``TOKEN_IDS``: the configuration class's defaults of bos, eos and pad;
 * ``RENAMES``: (prefix in the checkpoint, prefix in the text model), for checkpoints that hold more than the text model;
 * ``DROPPED``: (pattern of tensor names, reason) of what the text model does not compute with.
 
@@ -13,6 +14,7 @@ A module that is here is found; there is no list to edit.
 import difflib
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from functools import cache
 from typing import Protocol, cast
 
@@ -25,6 +27,7 @@ class Family(Protocol):
     """What a family's module provides."""
 
     MODEL_TYPES: tuple[str, ...]
+    TOKEN_IDS: Mapping[str, int]
     RENAMES: tuple[tuple[str, str], ...]
     DROPPED: tuple[tuple[str, str], ...]
 

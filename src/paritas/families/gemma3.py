@@ -7,6 +7,7 @@ from paritas.config import Config
 from paritas.spec import SANDWICH_NORMS, Activation, Attention, Decoder, Layer, Mlp, Norm
 
 MODEL_TYPES = ("gemma3_text",)
+TOKEN_IDS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
 RENAMES = (
     ("language_model.model.", "model."),
     ("model.language_model.", "model."),

@@ -7,6 +7,7 @@ from paritas.config import Config
 from paritas.spec import PRE_NORMS, Activation, Attention, Decoder, Layer, Mlp, Norm
 
 MODEL_TYPES = ("llama",)
+TOKEN_IDS = {"bos_token_id": 1, "eos_token_id": 2}
 RENAMES = ()
 DROPPED = (("*.self_attn.rotary_emb.inv_freq", "a buffer of old checkpoints; computed from the configuration"),)
 

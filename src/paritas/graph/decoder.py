@@ -11,12 +11,19 @@ from paritas.targets.base import Step, Target
 from paritas.weights import Weight
 
 
-def build(graph: Graph, spec: Decoder, target: Target) -> None:
-    """The whole decoder: ids, mask and past caches in; logits of every position and present caches out."""
+def build(graph: Graph, spec: Decoder, target: Target, context: int) -> None:
+    """The whole decoder: ids, mask and past caches in; logits of every position and present caches out.
+
+    Args:
+        graph: an empty one, over the checkpoint's tensors.
+        spec: what to compute.
+        target: in which operators.
+        context: positions that the RoPE tables cover.
+    """
     ids = graph.input("input_ids", ir.DataType.INT64, ["batch", "sequence"])
     mask = graph.input("attention_mask", ir.DataType.INT64, ["batch", "total"])
     past = [_past(graph, index, layer) for index, layer in enumerate(spec.layers)]
-    step = target.begin(graph, spec, ids, mask)
+    step = target.begin(graph, spec, context, ids, mask)
     table = embedding(graph, spec)
 
     with graph.scope("model", "embed_tokens"):

@@ -101,21 +101,23 @@ def genai_config(
     return config, lost
 
 
-def token_ids(generation: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """bos, eos and pad ids as transformers resolves them: generation_config.json before config.json; the eos list is kept whole.
+def token_ids(
+    generation: Mapping[str, Any], config: Mapping[str, Any], defaults: Mapping[str, int]
+) -> dict[str, Any]:
+    """bos, eos and pad ids as transformers resolves them: generation_config.json, else config.json, else the class's default.
 
-    pad is one number for ORT GenAI: a list's first, and the first eos where the checkpoint has none.
+    A list of eos ids is kept whole. pad is one number for ORT GenAI: a list's first, and the first eos where there is none.
     """
     ids: dict[str, Any] = {}
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         value = generation.get(key)
-        value = config.get(key) if value is None else value
+        if value is None:
+            value = config[key] if key in config else defaults.get(key)  # an explicit null is an answer
         if value is not None:
             ids[key] = value
-    eos = first(ids.get("eos_token_id"))
-    pad = first(ids.get("pad_token_id"))
-    if (pad if pad is not None else eos) is not None:
-        ids["pad_token_id"] = pad if pad is not None else eos
+    pad = first(ids.get("pad_token_id", ids.get("eos_token_id")))
+    if pad is not None:
+        ids["pad_token_id"] = pad
     return ids
 
 

@@ -46,8 +46,8 @@ class GenAISession:
     Raises:
         ParitasError: ``genai-missing`` if onnxruntime-genai is not installed, ``genai-config-missing``,
             ``genai-config-incomplete``.
-        Invalid: ``genai-context`` if ``capacity`` is beyond the context length; ``runtime-failed``; no decoder
-            (as :func:`paritas.runtime.ports.read_ports` tells).
+        Invalid: ``genai-context`` if ``capacity`` is beyond the context length; ``runtime-failed``; or no
+            decoder (as :func:`paritas.runtime.ports.read_ports` tells).
     """
 
     runtime = "onnxruntime-genai"

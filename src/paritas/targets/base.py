@@ -29,6 +29,7 @@ class Target(ABC):
 
     name: ClassVar[str]
     opsets: ClassVar[Mapping[str, int]]
+    shares_cache_buffers: ClassVar[bool]  # attention writes the present cache over the past one
 
     @abstractmethod
     def check(self, spec: Decoder) -> None:
@@ -39,7 +40,7 @@ class Target(ABC):
         """
 
     @abstractmethod
-    def begin(self, graph: Graph, spec: Decoder, ids: ir.Value, mask: ir.Value) -> Step:
+    def begin(self, graph: Graph, spec: Decoder, context: int, ids: ir.Value, mask: ir.Value) -> Step:
         """Values that all layers share: positions, masks, lengths. ids [batch, sequence], mask [batch, total]."""
 
     @abstractmethod

@@ -25,15 +25,16 @@ class OnnxTarget(Target):
 
     name = "onnx"
     opsets: ClassVar[Mapping[str, int]] = {"": 23}
+    shares_cache_buffers = False
 
     def check(self, spec: Decoder) -> None:
         """Everything in the spec can be said in standard operators."""
 
-    def begin(self, graph: Graph, spec: Decoder, ids: ir.Value, mask: ir.Value) -> OnnxStep:
+    def begin(self, graph: Graph, spec: Decoder, context: int, ids: ir.Value, mask: ir.Value) -> OnnxStep:
         """Positions count the real tokens (as transformers' generate does); masks compare slots (as its masks do)."""
         with graph.scope("step"):
             windows = {layer.attention.window for layer in spec.layers}
-            return OnnxStep(spec.context, _positions(graph, ids, mask), _masks(graph, ids, mask, windows))
+            return OnnxStep(context, _positions(graph, ids, mask), _masks(graph, ids, mask, windows))
 
     def norm(self, graph: Graph, x: ir.Value, scale: ir.Value, eps: float) -> ir.Value:
         """RMSNormalization."""

@@ -32,6 +32,7 @@ class OrtTarget(Target):
 
     name = "ort"
     opsets: ClassVar[Mapping[str, int]] = {"": 21, MICROSOFT: 1}
+    shares_cache_buffers = True
 
     def check(self, spec: Decoder) -> None:
         """GroupQueryAttention's kernels want heads of a multiple of 16 and rotary halves of a multiple of 8."""
@@ -45,14 +46,14 @@ class OrtTarget(Target):
                     hint="Use --target onnx.",
                 )
 
-    def begin(self, graph: Graph, spec: Decoder, ids: ir.Value, mask: ir.Value) -> OrtStep:
+    def begin(self, graph: Graph, spec: Decoder, context: int, ids: ir.Value, mask: ir.Value) -> OrtStep:
         """Lengths out of the mask."""
         op = graph.op
         with graph.scope("step"):
             one = graph.constant(np.array([1]), "axis.1")
             last = op.Cast(op.Sub(op.ReduceSum(mask, one, keepdims=0), one), to=ir.DataType.INT32)
             total = op.Cast(op.Squeeze(op.Shape(mask, start=1, end=2)), to=ir.DataType.INT32)
-            return OrtStep(spec.context, last, total)
+            return OrtStep(context, last, total)
 
     def norm(self, graph: Graph, x: ir.Value, scale: ir.Value, eps: float) -> ir.Value:
         """SimplifiedLayerNormalization: ONNX Runtime's RMSNorm, older than the standard's and in its main domain."""

@@ -1,0 +1,40 @@
+"""README.md of a package: what it is, what it was proven to be, how to run it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_CARD = """---
+library_name: onnxruntime
+tags: [onnx, onnxruntime, onnxruntime-genai, paritas]
+---
+# {name}, ONNX
+
+Exported by [Paritas](https://github.com/paritas-onnx/paritas) {version} from `{source}` (`{model_type}`).
+
+| | |
+|---|---|
+| Verdict | **{verdict}** |
+| Target | `{target}`, {dtype} |
+| Context | {context:,} positions |
+| Parameters | {parameters:,} |
+
+{meaning}
+
+```bash
+paritas generate . "Hello"
+paritas verify . --against CHECKPOINT
+```
+
+`evidence/` holds the record of the export and of its verification: versions, hashes, prompts as ids, floors, differences.
+"""
+
+_MEANING = {
+    "proven": "Every probe agrees with transformers within 5 times the reference's own noise floor.",
+    "not tested": "**This package was not verified.** Whether it computes what the checkpoint computes is not known.",
+}
+_UNPROVEN = "**This package is not proven.** It was kept on request (`--allow-unproven`); do not ship it. See `evidence/`."
+
+
+def card(facts: Mapping[str, Any]) -> str:
+    """The card's text, from the facts of the export."""
+    return _CARD.format(**facts, meaning=_MEANING.get(str(facts["verdict"]), _UNPROVEN))

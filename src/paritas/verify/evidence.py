@@ -1,0 +1,197 @@
+"""The machine-readable record of a verification. Whoever has the checkpoint and the package can repeat it from this."""
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from paritas.verify.verdict import Verdict
+
+SCHEMA_VERSION = 1
+FILE = "evidence/evidence.json"
+
+
+def _compact(value: float) -> float | str:
+    """Three significant digits; what JSON has no number for is a word."""
+    if math.isfinite(value):
+        return float(f"{value:.3g}")
+    return "nan" if math.isnan(value) else "infinite"
+
+
+def _number(value: Any) -> Any:
+    return {"nan": math.nan, "infinite": math.inf}.get(value, value) if isinstance(value, str) else value
+
+
+Compact = Annotated[
+    float,
+    BeforeValidator(_number),
+    PlainSerializer(_compact, return_type=float | Literal["nan", "infinite"], when_used="json"),
+]
+
+
+class Record(BaseModel):
+    """What all parts have in common: nothing changes afterwards, nothing unknown is let in."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Environment(Record):
+    """What it ran on."""
+
+    python: str
+    platform: str
+    cpu: str
+    torch: str
+    transformers: str
+    onnxruntime: str
+    onnxruntime_genai: str | None = Field(description="None if it is not installed")
+
+
+class CheckpointRecord(Record):
+    """The checkpoint that the package was held against."""
+
+    name: str = Field(description="base name of the folder or file")
+    reference: str = Field(description="transformers' class")
+    sha256: str = Field(description="over the names and contents of config.json and the tensor files, by name")
+
+
+class FileRecord(Record):
+    """One file of the package."""
+
+    name: str
+    sha256: str
+
+
+class Settings(Record):
+    """How the reference was run."""
+
+    dtype: str = "float32"
+    attention: str = "eager"
+    repetition_penalty: float = 1.0
+    seed: int | None = Field(description="of random ids; None if a tokenizer gave them")
+    ids: str = Field(description="where the token ids come from")
+    refused: dict[str, str] = Field(description="variants that the reference cannot do, and why")
+
+
+class VariantRecord(Record):
+    """One variant's difference from the reference; null where it does not reach."""
+
+    name: str
+    differences: tuple[Compact | None, ...]
+
+
+class SequenceRecord(Record):
+    """One sequence that was put to both."""
+
+    name: str
+    ids: tuple[int, ...]
+    prefill: int
+    stop: int
+    prompt: int
+    greedy: tuple[int, ...]
+    floors: tuple[Compact, ...]
+    variants: tuple[VariantRecord, ...]
+
+
+class Where(Record):
+    """A single logit."""
+
+    sequence: str
+    position: int
+    vocab_id: int
+
+
+class TokenCount(Record):
+    """Greedy tokens beside the reference's."""
+
+    identical: int
+    near_ties: int
+    different: int
+
+
+class Differences(Record):
+    """Per position, of one sequence under one probe."""
+
+    sequence: str
+    differences: tuple[Compact, ...]
+
+
+class ProbeRecord(Record):
+    """What one probe found in one runtime."""
+
+    id: str
+    runtime: str
+    boundary: str
+    verdict: Verdict
+    reason: str | None = Field(default=None, description="why it was not tested, or is invalid")
+    worst_floors: Compact | None = None
+    difference: Compact | None = Field(default=None, description="at the worst place, in logits")
+    floor: Compact | None = Field(default=None, description="at the worst place, in logits")
+    where: Where | None = None
+    first_bad: Where | None = Field(default=None, description="first position beyond the gate")
+    tokens: TokenCount | None = None
+    differences: tuple[Differences, ...] = ()
+    seconds: Compact = 0.0
+
+
+class Finding(Record):
+    """One fact about the package."""
+
+    code: str
+    severity: Literal["error", "warning", "note"]
+    where: str
+    message: str
+
+
+class Evidence(Record):
+    """A whole verification."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    created: str = Field(description="UTC, ISO 8601")
+    paritas: str
+    environment: Environment
+    checkpoint: CheckpointRecord
+    package: tuple[FileRecord, ...]
+    settings: Settings
+    sequences: tuple[SequenceRecord, ...]
+    probes: tuple[ProbeRecord, ...]
+    findings: tuple[Finding, ...]
+    signatures: dict[str, str] = Field(description="runtime -> what the first bad position points to")
+    verdict: Verdict
+    worst_floors: Compact | None = Field(description="over all probes; None if nothing was measured")
+
+    def write(self, folder: Path) -> Path:
+        """Write ``evidence/evidence.json`` under ``folder``, and give its path."""
+        path = folder / FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.to_json() + "\n", encoding="utf-8")
+        return path
+
+    def to_json(self) -> str:
+        """One line a probe and a sequence would be unreadable, and one a number too long: one a top-level value."""
+        values = self.model_dump(mode="json")
+        lines = (f"{json.dumps(key)}: {_lines(value)}" for key, value in values.items())
+        return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(json.dumps(each, ensure_ascii=False) for each in _each(value)) + "\n]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _each(values: Iterable[Any]) -> Iterable[Any]:
+    return values
+
+
+def read(path: Path) -> Evidence:
+    """The evidence in a file that :meth:`Evidence.write` wrote."""
+    return Evidence.model_validate_json(path.read_bytes())
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of ``evidence.json``."""
+    return Evidence.model_json_schema(mode="serialization")

@@ -1,0 +1,101 @@
+"""What the numbers mean: the gates, the verdict of a probe, of a package, and the signature of a fault.
+
+One gate for every model and every exporter. A tolerance by model or family is where faults hide, so there is none.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from paritas.errors import Exit
+
+PROVEN_FLOORS = 5.0
+"""Up to here, in units of the reference's own noise, a difference is rounding."""
+
+DIVERGES_FLOORS = 12.0
+"""Beyond here it is a fault. In between it is neither, and is called unexplained."""
+
+
+class Verdict(StrEnum):
+    """Of a probe, and of a package."""
+
+    PROVEN = "proven"
+    UNEXPLAINED = "unexplained"
+    DIVERGES = "diverges"
+    INVALID = "invalid"
+    NOT_TESTED = "not tested"
+
+
+EXITS = {
+    Verdict.PROVEN: Exit.PROVEN,
+    Verdict.UNEXPLAINED: Exit.DIVERGES,
+    Verdict.DIVERGES: Exit.DIVERGES,
+    Verdict.INVALID: Exit.NOT_TESTED,
+    Verdict.NOT_TESTED: Exit.NOT_TESTED,
+}
+"""The exit code of a command that ends with this verdict."""
+
+# A known fault outweighs a runtime that could not be asked: the package is wrong either way.
+_WORST_FIRST = (Verdict.DIVERGES, Verdict.INVALID, Verdict.UNEXPLAINED, Verdict.PROVEN)
+
+
+def judge(floors: float) -> Verdict:
+    """The verdict on a worst difference, in floors. NaN is no measurement, so it is never a pass."""
+    if floors <= PROVEN_FLOORS:
+        return Verdict.PROVEN
+    if floors <= DIVERGES_FLOORS:
+        return Verdict.UNEXPLAINED
+    return Verdict.DIVERGES
+
+
+def combine(verdicts: Iterable[Verdict]) -> Verdict:
+    """The worst of them. What was not tested counts neither way; if nothing was tested, that is the verdict."""
+    seen = set(verdicts)
+    return next((verdict for verdict in _WORST_FIRST if verdict in seen), Verdict.NOT_TESTED)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The first position of one probe that is beyond the gate; None if none is.
+
+    Attributes:
+        probe: its id.
+        position: index of the token within the sequence, padding not counted.
+    """
+
+    probe: str
+    position: int | None
+
+
+def signature(places: Sequence[Place], windows: Sequence[int]) -> str | None:
+    """What the first bad position of each probe points to; None if no probe has one.
+
+    Args:
+        places: one for each probe that was judged, of one runtime.
+        windows: the reference's sliding windows, in tokens.
+    """
+    bad = {place.probe: place.position for place in places if place.position is not None}
+    if not bad:
+        return None
+    if set(bad) == {"padding"}:
+        return "only padded rows differ: the mask, or positions that count the padding"
+    if set(bad) == {"causality"}:
+        return "a later token moves earlier logits: the causal mask"
+    one_pass = {probe: p for probe, p in bad.items() if probe not in ("decode", "padding", "causality")}
+    judged = {place.probe for place in places}
+    if set(bad) <= {"decode", "greedy", "padding"} and judged & {"short", "window", "long"}:
+        return "one pass agrees and step by step does not: the cache, or the positions of later calls"
+    if not one_pass:
+        return None
+    return _by_position(min(one_pass.values()), windows)
+
+
+def _by_position(position: int, windows: Sequence[int]) -> str:
+    at = f"first bad position {position}: "
+    if position == 0:
+        return at + "a scale, a norm, the embedding, the MLP or the head (nothing else acts on a lone token)"
+    if any(abs(position - window) <= 1 for window in windows):
+        return at + "the sliding-window mask"
+    if position == 1:
+        return at + "RoPE, or the attention's scale, softcap or q/k norm (a lone token cannot show them)"
+    return at + "attention over distance: RoPE, a mask, or a length at which the model changes"
