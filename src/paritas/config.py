@@ -139,7 +139,10 @@ class Config:
                 hint="Write rope_type, with the value that the model was trained with.",
             )
         nested["full_attention"].update(scaling)
-        flat = {"full_attention": self.optional("rope_theta"), "sliding_attention": self.optional("rope_local_base_freq")}
+        flat = {
+            "full_attention": self.optional("rope_theta"),
+            "sliding_attention": self.optional("rope_local_base_freq"),
+        }
         for kind, values in nested.items():
             values.setdefault("rope_theta", flat[kind] or default_thetas[kind])
         return {kind: self._rope(values, dim, context) for kind, values in nested.items()}
@@ -153,7 +156,11 @@ class Config:
         Raises:
             ParitasError: ``config-key-unread``, with the keys that nobody accounts for.
         """
-        reasons = {**IGNORABLE, **self._accounted, **dict.fromkeys(ignored, "declared without effect (--ignore-key)")}
+        reasons = {
+            **IGNORABLE,
+            **self._accounted,
+            **dict.fromkeys(ignored, "declared without effect (--ignore-key)"),
+        }
         left = sorted(set(self.values) - set(reasons))
         if left:
             raise ParitasError(
@@ -207,13 +214,19 @@ class Config:
         value = self.optional(key)
         if value is None and default is None:
             raise ParitasError(
-                "config-key-missing", f"{key} is missing", place=self._at(key), hint="Is this a transformers checkpoint?"
+                "config-key-missing",
+                f"{key} is missing",
+                place=self._at(key),
+                hint="Is this a transformers checkpoint?",
             )
         return default if value is None else value
 
     def _wrong(self, key: str, value: Any, wanted: str) -> ParitasError:
         return ParitasError(
-            "config-value-wrong", f"{key} is {value!r}; it has to be {wanted}", place=self._at(key), hint="Repair the file."
+            "config-value-wrong",
+            f"{key} is {value!r}; it has to be {wanted}",
+            place=self._at(key),
+            hint="Repair the file.",
         )
 
     def _at(self, key: str) -> str:

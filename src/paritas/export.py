@@ -183,7 +183,11 @@ def write_package(plan: Plan, folder: Path, progress: Progress) -> Mapping[str, 
 
     placed, digest = write_data(folder / DATA, plan.graph.weights, advance)
     model_type = str(plan.checkpoint.config["model_type"])
-    source = {"paritas.source": plan.checkpoint.path.name, "paritas.model_type": model_type, "paritas.target": plan.target.name}
+    source = {
+        "paritas.source": plan.checkpoint.path.name,
+        "paritas.model_type": model_type,
+        "paritas.target": plan.target.name,
+    }
     write_model(folder, plan.graph, placed, source)
     runtime, lost = genai_config(
         plan.graph.ir,

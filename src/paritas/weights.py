@@ -104,9 +104,7 @@ class _Transposed(Weight):
         yield whole
 
 
-def _by_rows(
-    shape: tuple[int, ...], rows: Callable[[int, int], NDArray[np.float32]]
-) -> Iterator[NDArray[np.float32]]:
+def _by_rows(shape: tuple[int, ...], rows: Callable[[int, int], NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
     row_bytes = 4 * int(np.prod(shape[1:], dtype=np.int64))
     step = max(1, BLOCK_BYTES // max(1, row_bytes))
     for start in range(0, shape[0], step):

@@ -55,7 +55,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, UnicodeDecodeError) as error:
-        raise ParitasError("json-corrupt", f"not JSON: {error}", place=str(path), hint="Repair it or fetch it again.") from None
+        raise ParitasError(
+            "json-corrupt", f"not JSON: {error}", place=str(path), hint="Repair it or fetch it again."
+        ) from None
     if not isinstance(values, dict):
         raise ParitasError("json-corrupt", "not a JSON object", place=str(path), hint="Repair it or fetch it again.")
     return values  # pyright: ignore[reportUnknownVariableType]
@@ -87,7 +89,12 @@ def _sharded(folder: Path) -> Mapping[str, Tensor]:
     shards = sorted(set(where.values()))
     outside = [shard for shard in shards if Path(shard).name != shard]
     if outside:
-        raise ParitasError("index-corrupt", f"it names {outside[0]!r}, outside the folder", place=str(place), hint="Do not trust this checkpoint.")
+        raise ParitasError(
+            "index-corrupt",
+            f"it names {outside[0]!r}, outside the folder",
+            place=str(place),
+            hint="Do not trust this checkpoint.",
+        )
     if missing := [shard for shard in shards if not (folder / shard).is_file()]:
         raise ParitasError(
             "shard-missing",
@@ -107,8 +114,18 @@ def _sharded(folder: Path) -> Mapping[str, Tensor]:
         found = read_safetensors(folder / shard)
         indexed = {name for name, file in where.items() if file == shard}
         if absent := sorted(indexed - set(found)):
-            raise ParitasError("tensor-missing", f"the index promises {absent[0]} and {len(absent) - 1} more", place=str(folder / shard), hint="Fetch the shard again.")
+            raise ParitasError(
+                "tensor-missing",
+                f"the index promises {absent[0]} and {len(absent) - 1} more",
+                place=str(folder / shard),
+                hint="Fetch the shard again.",
+            )
         if extra := sorted(set(found) - indexed):
-            raise ParitasError("index-incomplete", f"the index does not name {extra[0]} and {len(extra) - 1} more tensors of this file", place=str(folder / shard), hint="Fetch the index again.")
+            raise ParitasError(
+                "index-incomplete",
+                f"the index does not name {extra[0]} and {len(extra) - 1} more tensors of this file",
+                place=str(folder / shard),
+                hint="Fetch the index again.",
+            )
         tensors.update(found)
     return tensors

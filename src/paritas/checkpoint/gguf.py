@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,10 +45,10 @@ def open_gguf(path: Path) -> Checkpoint:
     meta.account("tokenizer.ggml.", IGNORABLE_TOKENIZER)
     return Checkpoint(
         path=path,
-        config=MappingProxyType(layout.config | tokenizer.ids | {"torch_dtype": "float32"}),
+        config=layout.config | tokenizer.ids | {"torch_dtype": "float32"},
         config_place=f"{path} (metadata)",
-        tensors=MappingProxyType(tensors),
-        generation=MappingProxyType(tokenizer.generation),
+        tensors=tensors,
+        generation=tokenizer.generation,
         tokenizer_files=tokenizer.files,
     )
 

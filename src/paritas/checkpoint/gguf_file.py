@@ -46,8 +46,9 @@ class GgufFile:
     data: NDArray[np.uint8]
 
     def bytes_of(self, entry: Entry) -> NDArray[np.uint8]:
-        """The stored bytes of a tensor, one row per index of its first axis."""
-        return self.data[entry.start : entry.start + entry.size].reshape(entry.shape[0], -1)
+        """The stored bytes of a tensor: a row for each index of its first axis, or one row for a vector."""
+        rows = entry.shape[0] if len(entry.shape) > 1 else 1
+        return self.data[entry.start : entry.start + entry.size].reshape(rows, -1)
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -173,8 +174,7 @@ class _Cursor:
         if count * least > len(self._data) - self.at:
             raise _unreadable(
                 self.path,
-                f"{what} has {count} entries, at least {self.at + count * least} bytes; "
-                f"the file has {len(self._data)}",
+                f"{what} has {count} entries, at least {self.at + count * least} bytes; the file has {len(self._data)}",
             )
         return count
 

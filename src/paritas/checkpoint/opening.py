@@ -23,7 +23,9 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
     if path.is_dir():
         return open_folder(path)
     if path.suffix == ".gguf":
-        from paritas.checkpoint.gguf import open_gguf  # gguf's tables take a moment; a folder does not need them
+        from paritas.checkpoint.gguf import (
+            open_gguf,
+        )  # gguf's tables take a moment; a folder does not need them
 
         return open_gguf(path)
     raise ParitasError(
@@ -46,7 +48,10 @@ def locate(model: str | Path) -> Path:
     text = str(model)
     if text.count("/") != 1 or text.startswith((".", "/", "~")) or text.endswith(".gguf"):
         raise ParitasError(
-            "checkpoint-missing", "there is no such file or folder", place=text, hint="Check the path, or give a Hub id like org/name."
+            "checkpoint-missing",
+            "there is no such file or folder",
+            place=text,
+            hint="Check the path, or give a Hub id like org/name.",
         )
     return _from_hub(text)
 

@@ -55,7 +55,12 @@ def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
         ParitasError: ``shard-missing``, ``shard-truncated``, ``shard-corrupt``; with the file and the bytes.
     """
     if not path.is_file():
-        raise ParitasError("shard-missing", "the file is not there", place=str(path), hint="Fetch it, or the index is of another checkpoint.")
+        raise ParitasError(
+            "shard-missing",
+            "the file is not there",
+            place=str(path),
+            hint="Fetch it, or the index is of another checkpoint.",
+        )
     size = path.stat().st_size
     header, data = _header(path, size)
     header.pop("__metadata__", None)
@@ -73,10 +78,14 @@ def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
 
 def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
     if size < _LENGTH:
-        raise ParitasError("shard-truncated", f"the file has {size} bytes, less than a header", place=str(path), hint=_FETCH)
+        raise ParitasError(
+            "shard-truncated", f"the file has {size} bytes, less than a header", place=str(path), hint=_FETCH
+        )
     (length,) = struct.unpack("<Q", _pread(path, 0, _LENGTH))
     if length > _HEADER_LIMIT:
-        raise ParitasError("shard-corrupt", "the file does not begin like a safetensors file", place=str(path), hint=_FETCH)
+        raise ParitasError(
+            "shard-corrupt", "the file does not begin like a safetensors file", place=str(path), hint=_FETCH
+        )
     if _LENGTH + length > size:
         raise ParitasError(
             "shard-truncated",
@@ -99,7 +108,9 @@ def _tensor(path: Path, data: int, name: str, entry: Any) -> SafetensorsTensor:
         start, stop = (int(n) for n in entry["data_offsets"])
         dtype = str(entry["dtype"])
     except (KeyError, TypeError, ValueError):
-        raise ParitasError("shard-corrupt", f"its header describes {name} wrongly", place=str(path), hint=_FETCH) from None
+        raise ParitasError(
+            "shard-corrupt", f"its header describes {name} wrongly", place=str(path), hint=_FETCH
+        ) from None
     wanted = int(np.prod(shape, dtype=np.int64)) * _WIDTHS.get(dtype, 0)
     if start < 0 or stop < start or (dtype in _WIDTHS and stop - start != wanted):
         raise ParitasError(
@@ -118,7 +129,12 @@ def _pread(path: Path, offset: int, count: int) -> bytearray:
         while view:
             got = os.preadv(file.fileno(), [view], offset) if hasattr(os, "preadv") else _seek_read(file, view, offset)
             if got == 0:
-                raise ParitasError("shard-truncated", f"the file ends before byte {offset + len(view):,}", place=str(path), hint=_FETCH)
+                raise ParitasError(
+                    "shard-truncated",
+                    f"the file ends before byte {offset + len(view):,}",
+                    place=str(path),
+                    hint=_FETCH,
+                )
             view, offset = view[got:], offset + got
     return buffer
 

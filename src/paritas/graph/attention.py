@@ -32,9 +32,7 @@ def attention(
         return linear(graph, target, "o_proj", mixed, q_width, hidden, spec.output_bias), present
 
 
-def _head_norm(
-    graph: Graph, target: Target, spec: Norm, name: str, heads: int, head_dim: int, x: ir.Value
-) -> ir.Value:
+def _head_norm(graph: Graph, target: Target, spec: Norm, name: str, heads: int, head_dim: int, x: ir.Value) -> ir.Value:
     split = graph.constant(np.array([0, 0, heads, head_dim]), f"shape.heads.{heads}.{head_dim}")
     joined = graph.constant(np.array([0, 0, heads * head_dim]), f"shape.joined.{heads * head_dim}")
     normed = norm(graph, target, spec, name, head_dim, graph.op.Reshape(x, split))

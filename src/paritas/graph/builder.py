@@ -94,7 +94,12 @@ class Graph:
         if name not in self.ir.initializers:
             tensor = ir.tensor(array, name=name)
             self.ir.register_initializer(
-                ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+                ir.Value(
+                    name=name,
+                    shape=ir.Shape(array.shape),
+                    type=ir.TensorType(tensor.dtype),
+                    const_value=tensor,
+                )
             )
         return self.ir.initializers[name]
 

@@ -32,7 +32,9 @@ _MEANING = {
     "proven": "Every probe agrees with transformers within 5 times the reference's own noise floor.",
     "not tested": "**This package was not verified.** Whether it computes what the checkpoint computes is not known.",
 }
-_UNPROVEN = "**This package is not proven.** It was kept on request (`--allow-unproven`); do not ship it. See `evidence/`."
+_UNPROVEN = (
+    "**This package is not proven.** It was kept on request (`--allow-unproven`); do not ship it. See `evidence/`."
+)
 
 
 def card(facts: Mapping[str, Any]) -> str:

@@ -92,18 +92,14 @@ def genai_config(
             "type": _TYPES.get(model_type, "decoder"),
             "vocab_size": spec.vocab,
         },
-        "search": {
-            key: default if generation.get(key) is None else generation[key] for key, default in _SEARCH.items()
-        }
+        "search": {key: default if generation.get(key) is None else generation[key] for key, default in _SEARCH.items()}
         | {"max_length": context, "past_present_share_buffer": shared_buffer},
     }
     lost = {k: v for k, v in generation.items() if v is not None and k not in _NOT_SEARCH and k not in _SEARCH}
     return config, lost
 
 
-def token_ids(
-    generation: Mapping[str, Any], config: Mapping[str, Any], defaults: Mapping[str, int]
-) -> dict[str, Any]:
+def token_ids(generation: Mapping[str, Any], config: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, Any]:
     """bos, eos and pad ids as transformers resolves them: generation_config.json, else config.json, else the class's default.
 
     A list of eos ids is kept whole. pad is one number for ORT GenAI: a list's first, and the first eos where there is none.

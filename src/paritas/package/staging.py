@@ -32,7 +32,12 @@ def check_output(out: Path, *, force: bool) -> None:
         ParitasError: ``output-exists``, ``output-not-a-package``, ``output-unwritable``.
     """
     if out.exists() and not force:
-        raise ParitasError("output-exists", "there is something already", place=str(out), hint="--force replaces it, once the new package is whole.")
+        raise ParitasError(
+            "output-exists",
+            "there is something already",
+            place=str(out),
+            hint="--force replaces it, once the new package is whole.",
+        )
     if out.exists() and not _replaceable(out):
         raise ParitasError(
             "output-not-a-package",
@@ -46,7 +51,12 @@ def check_output(out: Path, *, force: bool) -> None:
         with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
-        raise ParitasError("output-unwritable", f"cannot write there: {error.strerror}", place=str(parent), hint="Choose another output.") from None
+        raise ParitasError(
+            "output-unwritable",
+            f"cannot write there: {error.strerror}",
+            place=str(parent),
+            hint="Choose another output.",
+        ) from None
 
 
 def publish(folder: Path, out: Path) -> None:

@@ -27,7 +27,10 @@ def tokenizer_files(files: Mapping[str, bytes], place: str) -> dict[str, bytes]:
         config = json.loads(files.get("tokenizer_config.json", b"{}"))
     except Exception as error:  # tokenizers raises a bare Exception for whatever it cannot read
         raise ParitasError(
-            "tokenizer-corrupt", f"it does not load: {error}", place=place, hint="Fetch the tokenizer again, or export without one: --no-tokenizer."
+            "tokenizer-corrupt",
+            f"it does not load: {error}",
+            place=place,
+            hint="Fetch the tokenizer again, or export without one: --no-tokenizer.",
         ) from None
     result = dict(files)
     template = _chat_template(config, files)

@@ -1,6 +1,5 @@
 """Text to token ids and back, with the package's tokenizer and its chat template."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -8,12 +7,11 @@ from typing import Any, cast
 from tokenizers import Tokenizer
 
 from paritas.errors import ParitasError
+from paritas.runtime.package import read_object
 from paritas.runtime.template import ChatTemplate, Message
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-CONTEXT = (
-    8  # tokens before a new one that can change how it is written: a space in front, bytes of one character
-)
+CONTEXT = 8  # tokens before a new one that can change how it is written: a space in front, bytes of one character
 
 
 class ChatTokenizer:
@@ -23,28 +21,27 @@ class ChatTokenizer:
         tokens: the named special tokens by name (``eos_token`` -> ``<|im_end|>``), those that there are.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, tokens: Mapping[str, str], template: ChatTemplate | None
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, tokens: Mapping[str, str], template: ChatTemplate | None) -> None:
         self.tokens = dict(tokens)
         self._tokenizer = tokenizer
         self._template = template
 
     @classmethod
     def open(cls, folder: str | Path) -> "ChatTokenizer":
-        """The tokenizer in ``folder``: tokenizer.json, and what tokenizer_config.json and the template file add.
+        """The tokenizer in ``folder``: tokenizer.json, tokenizer_config.json, chat_template.jinja.
 
         Raises:
-            ParitasError: ``tokenizer-missing``, ``tokenizer-broken``, ``chat-template-broken``.
+            ParitasError: ``tokenizer-missing``, ``tokenizer-broken``, ``package-config-broken``,
+                ``chat-template-broken``.
         """
         folder = Path(folder)
         tokenizer = _read_tokenizer(folder / "tokenizer.json")
-        config = _read_object(folder / "tokenizer_config.json")
-        tokens = _named_tokens(config, _read_object(folder / "special_tokens_map.json"))
+        config = read_object(folder / "tokenizer_config.json")
+        tokens = _named_tokens(config, read_object(folder / "special_tokens_map.json"))
         return cls(tokenizer, tokens, _read_template(folder, config, tokens))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of ``text``, with the special tokens that the tokenizer puts around a text unless told not to."""
+        """Token ids of ``text``, with the special tokens that belong around a text unless told not to."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
@@ -77,7 +74,7 @@ class ChatTokenizer:
 
 
 class TextStream:
-    """Writes tokens as they come. A piece never ends within a character: it waits for the bytes that are missing."""
+    """Writes tokens as they come. No piece ends within a character: it waits for the missing bytes."""
 
     def __init__(self, tokenizer: ChatTokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -123,29 +120,27 @@ def _read_tokenizer(file: Path) -> Tokenizer:
     return tokenizer
 
 
-def _read_object(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        values = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise _broken(file, f"not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise _broken(file, "not a JSON object")
-    return cast(dict[str, Any], values)
-
-
 def _named_tokens(config: Mapping[str, Any], legacy: Mapping[str, Any]) -> dict[str, str]:
-    found = {name: config.get(name) or legacy.get(name) for name in NAMED_TOKENS}
-    # Older files write a token as an object with its content and how to strip around it.
-    written = {name: token["content"] if isinstance(token, dict) else token for name, token in found.items()}
-    return {name: token for name, token in written.items() if isinstance(token, str)}
+    # transformers reads special_tokens_map.json only beside the oldest files, and there it wins.
+    values = {**config, **({} if "added_tokens_decoder" in config else legacy)}
+    tokens: dict[str, str] = {}
+    for name in NAMED_TOKENS:
+        token: Any = values.get(name)
+        # Older files write a token as an object with its content and how to strip around it.
+        written = cast(dict[str, Any], token).get("content") if isinstance(token, dict) else token
+        if isinstance(written, str):
+            tokens[name] = written
+    return tokens
 
 
 def _read_template(folder: Path, config: Mapping[str, Any], tokens: Mapping[str, str]) -> ChatTemplate | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return ChatTemplate(file.read_text(encoding="utf-8"), tokens, str(file))
+        try:
+            source = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise _broken(file, f"not UTF-8: {error}") from error
+        return ChatTemplate(source, tokens, str(file))
     template: Any = config.get("chat_template")
     if isinstance(template, list):  # several by name
         named = cast(list[dict[str, str]], template)

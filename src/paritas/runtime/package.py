@@ -44,9 +44,7 @@ def open_package(path: str | Path) -> Package:
     """
     path = Path(path)
     if not path.exists():
-        raise ParitasError(
-            "package-missing", "no such file or folder", place=str(path), hint="Check the path."
-        )
+        raise ParitasError("package-missing", "no such file or folder", place=str(path), hint="Check the path.")
     package = _of_folder(path) if path.is_dir() else _of_graph(path)
     external.check(load(package.model), package.folder)
     return package
@@ -73,17 +71,28 @@ def _of_graph(model: Path) -> Package:
     return Package(folder, model, config)
 
 
-def _read_config(folder: Path) -> Mapping[str, Any] | None:
-    place = folder / CONFIG
-    if not place.exists():
-        return None
+def read_object(file: Path) -> dict[str, Any]:
+    """The values of a JSON file; empty if there is no such file.
+
+    Raises:
+        ParitasError: ``package-config-broken`` if it cannot be read or is no object.
+    """
     try:
-        config = json.loads(place.read_bytes())
+        values = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
     except (ValueError, OSError) as error:
-        raise _broken(place, f"it is not JSON: {error}") from error
-    if not isinstance(config, dict) or not isinstance(cast(dict[str, Any], config).get("model"), dict):
-        raise _broken(place, "it has no object 'model'")
-    return cast(dict[str, Any], config)
+        raise _broken(file, f"it is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise _broken(file, "it is not a JSON object")
+    return cast(dict[str, Any], values)
+
+
+def _read_config(folder: Path) -> Mapping[str, Any] | None:
+    config = read_object(folder / CONFIG)
+    if config and not isinstance(config.get("model"), dict):
+        raise _broken(folder / CONFIG, "it has no object 'model'")
+    return config or None
 
 
 def _decoder_file(config: Mapping[str, Any], place: Path) -> str | None:
@@ -141,4 +150,6 @@ def _find_model(folder: Path) -> Path:
 
 
 def _broken(place: Path, why: str) -> ParitasError:
-    return ParitasError("package-config-broken", why, place=str(place), hint="Export the package again.")
+    return ParitasError(
+        "package-config-broken", why, place=str(place), hint="Copy it again, or export the package again."
+    )

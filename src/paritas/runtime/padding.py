@@ -28,9 +28,7 @@ def _obstacle(node: onnx.NodeProto) -> str | None:
     if node.domain == "com.microsoft" and node.op_type == "GroupQueryAttention":
         # With one query the operator rotates by the row's length even when given position_ids (measured).
         if any(a.name == "do_rotary" and a.i for a in node.attribute):
-            return (
-                "GroupQueryAttention with do_rotary=1 takes positions from lengths, which count the padding."
-            )
+            return "GroupQueryAttention with do_rotary=1 takes positions from lengths, which count the padding."
         if not _has_input(node, ATTENTION_BIAS):
             return "GroupQueryAttention without attention_bias masks by length: padding on the right only."
     if node.domain == "com.microsoft" and node.op_type == "PagedAttention":

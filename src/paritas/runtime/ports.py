@@ -132,9 +132,7 @@ def _logits(ports: Sequence[_Port], model: Path) -> _Port:
     found = named or could
     if len(found) != 1:
         names = ", ".join(port.name for port in ports) or "none"
-        raise _invalid(
-            "graph-no-logits", f"no single output is logits [batch, length, vocab]; outputs: {names}", model
-        )
+        raise _invalid("graph-no-logits", f"no single output is logits [batch, length, vocab]; outputs: {names}", model)
     return found[0]
 
 
@@ -147,9 +145,7 @@ def _caches(inputs: Sequence[_Port], outputs: Sequence[_Port], model: Path) -> t
         set(past),
     )
     lost = [port.name for slot, port in past.items() if slot not in present]
-    lost += [
-        f"half of layer {slot.layer}" for slot in past if _Slot(slot.layer, _other(slot.half)) not in past
-    ]
+    lost += [f"half of layer {slot.layer}" for slot in past if _Slot(slot.layer, _other(slot.half)) not in past]
     if lost:
         raise _invalid("graph-cache-unpaired", f"no partner for: {', '.join(lost)}", model)
     layers = sorted({slot.layer for slot in past})
@@ -178,15 +174,11 @@ def _cache(layer: int, past: dict[_Slot, _Port], present: dict[_Slot, _Port], mo
 
 def _slots(ports: Sequence[_Port], model: Path, known: set[_Slot] | None = None) -> dict[_Slot, _Port]:
     """Ports by slot; with ``known``, ports that fill none of those are left out (taps, cross attention)."""
-    pairs = [
-        (slot, port) for port in ports if (slot := _slot(port.name)) and (known is None or slot in known)
-    ]
+    pairs = [(slot, port) for port in ports if (slot := _slot(port.name)) and (known is None or slot in known)]
     twice = [slot for slot, count in Counter(slot for slot, _ in pairs).items() if count > 1]
     if twice:
         names = ", ".join(port.name for slot, port in pairs if slot in twice)
-        raise _invalid(
-            "graph-cache-unpaired", f"several tensors for one half of a layer's cache: {names}", model
-        )
+        raise _invalid("graph-cache-unpaired", f"several tensors for one half of a layer's cache: {names}", model)
     return dict(pairs)
 
 

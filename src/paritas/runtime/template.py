@@ -1,11 +1,11 @@
 """A chat template, rendered as transformers renders it, without transformers.
 
-The same sandbox, the same two whitespace rules, the same filter and functions. What templates use for training
-(``{% generation %}``) is rendered as the text that it encloses.
+The same sandbox, the same two whitespace rules, the same filter and functions. What templates use for
+training (``{% generation %}``) is rendered as the text that it encloses.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -41,7 +41,7 @@ class ChatTemplate:
             raise self._broken(f"it cannot be read: {error}") from error
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt for the turn after ``messages``, its beginning-of-text token included if the template has one.
+        """The prompt for the turn after ``messages``, with a beginning-of-text token if the template has one.
 
         Raises:
             ParitasError: ``chat-template-refused`` if the template itself will not have these messages,
@@ -62,7 +62,7 @@ class ChatTemplate:
                 place=self._place,
                 hint="Give it messages that it knows, or the prompt without a template (--raw).",
             ) from error
-        # A template computes on messages and can fail as any program does; these are what its expressions raise.
+        # A template is a program over messages, and fails as programs do.
         except (
             jinja2.TemplateError,
             TypeError,
@@ -70,6 +70,7 @@ class ChatTemplate:
             LookupError,
             AttributeError,
             ArithmeticError,
+            RecursionError,
         ) as error:
             raise self._broken(f"{type(error).__name__}: {error}") from error
 
@@ -87,7 +88,7 @@ class _Refused(jinja2.TemplateError):
 
 
 class _Generation(Extension):
-    """``{% generation %} ... {% endgeneration %}`` marks what the assistant said; here it is text like any other."""
+    """``{% generation %} ... {% endgeneration %}`` marks what the assistant said; here it is plain text."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -108,9 +109,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """jinja2's own filter escapes HTML; a prompt is none."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _now(pattern: str) -> str:
@@ -121,11 +120,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    filters: dict[str, Any] = environment.filters
-    names: dict[str, Callable[..., Any]] = environment.globals
-    filters["tojson"] = _to_json
-    names["raise_exception"] = _refuse
-    names["strftime_now"] = _now
+    untyped: Any = environment  # jinja2 leaves both dictionaries without types
+    untyped.filters["tojson"] = _to_json
+    untyped.globals.update(raise_exception=_refuse, strftime_now=_now)
     return environment
 
 

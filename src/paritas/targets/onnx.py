@@ -97,9 +97,7 @@ def _positions(graph: Graph, ids: ir.Value, mask: ir.Value) -> ir.Value:
     return op.Slice(counted, op.Sub(total, length), total, axis)
 
 
-def _masks(
-    graph: Graph, ids: ir.Value, mask: ir.Value, windows: set[int | None]
-) -> Mapping[int | None, ir.Value]:
+def _masks(graph: Graph, ids: ir.Value, mask: ir.Value, windows: set[int | None]) -> Mapping[int | None, ir.Value]:
     op = graph.op
     one = graph.constant(np.array(1), "one")
     zero = graph.constant(np.array(0), "zero")

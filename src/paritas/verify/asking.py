@@ -12,7 +12,8 @@ Answer = NDArray[np.float32]
 def ask(decoder: Decoder, probe: Probe, sequences: tuple[Sequence, ...]) -> tuple[Answer, ...]:
     """Logits ``[positions, vocab]`` for each of the sequences, padding cut off.
 
-    The changed last token gives two answers: the sequence as it is, and changed, both without the last position.
+    The changed last token gives two answers: the sequence as it is, and changed, both without the last
+        position.
 
     Raises:
         Invalid: the package cannot be asked that.

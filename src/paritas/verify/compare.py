@@ -1,9 +1,10 @@
 """One sequence's logits beside the reference's: how far apart, in floors, and where.
 
-The near tie. A greedy token that differs is *always* within twice the measured difference of the reference's best
-(otherwise the two could not have changed places), so that rule alone would excuse every token of a broken package.
-It is therefore asked of the difference that the gate allows: a near tie is a gap under twice the smaller of the
-measured difference and :data:`~paritas.verify.verdict.PROVEN_FLOORS` floors.
+The near tie. A greedy token that differs is *always* within twice the measured difference of the
+reference's best (otherwise the two could not have changed places), so that rule alone would excuse every
+token of a broken package.
+It is therefore asked of the difference that the gate allows: a near tie is a gap under twice the smaller of
+    the measured difference and :data:`~paritas.verify.verdict.PROVEN_FLOORS` floors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,8 @@ class Comparison:
 
     Attributes:
         sequence: its name.
-        differences: ``[positions]``, max over the vocabulary of the absolute difference; infinite where the package
+        differences: ``[positions]``, max over the vocabulary of the absolute difference; infinite where the
+            package
             gave NaN or Inf.
         floors: ``[positions]``.
         vocab_ids: ``[positions]``, the token whose logit differs most.
@@ -144,9 +146,7 @@ def blocks(rows: int) -> Iterator[slice]:
         yield slice(start, min(start + BLOCK, rows))
 
 
-def _tokens(
-    want: Logits, got: Logits, allowed: NDArray[np.float64], prompt: int, greedy: Sequence[int]
-) -> Tokens:
+def _tokens(want: Logits, got: Logits, allowed: NDArray[np.float64], prompt: int, greedy: Sequence[int]) -> Tokens:
     """Count the greedy tokens; ``allowed[p]`` is the difference at p that a near tie may rest on."""
     counts, first = {"identical": 0, "near": 0, "different": 0}, None
     for position, token in enumerate(greedy, start=prompt - 1):

@@ -2,9 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
@@ -12,6 +11,7 @@ from paritas.verify.verdict import Verdict
 
 SCHEMA_VERSION = 1
 FILE = "evidence/evidence.json"
+Severity = Literal["error", "warning", "note"]
 
 
 def _compact(value: float) -> float | str:
@@ -141,7 +141,7 @@ class Finding(Record):
     """One fact about the package."""
 
     code: str
-    severity: Literal["error", "warning", "note"]
+    severity: Severity
     where: str
     message: str
 
@@ -171,7 +171,7 @@ class Evidence(Record):
         return path
 
     def to_json(self) -> str:
-        """One line a probe and a sequence would be unreadable, and one a number too long: one a top-level value."""
+        """JSON with a line for each probe, sequence and finding: short enough to read, and to compare by lines."""
         values = self.model_dump(mode="json")
         lines = (f"{json.dumps(key)}: {_lines(value)}" for key, value in values.items())
         return "{\n" + ",\n".join(lines) + "\n}"
@@ -179,12 +179,8 @@ class Evidence(Record):
 
 def _lines(value: Any) -> str:
     if isinstance(value, list) and value:
-        return "[\n" + ",\n".join(json.dumps(each, ensure_ascii=False) for each in _each(value)) + "\n]"
+        return "[\n" + ",\n".join(json.dumps(each, ensure_ascii=False) for each in cast(list[Any], value)) + "\n]"
     return json.dumps(value, ensure_ascii=False)
-
-
-def _each(values: Iterable[Any]) -> Iterable[Any]:
-    return values
 
 
 def read(path: Path) -> Evidence:

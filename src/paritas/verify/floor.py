@@ -1,19 +1,20 @@
 """What the reference differs from itself, position by position: the unit in which every difference is shown.
 
-The variants: fp64 in one pass; SDPA attention in one pass; step by step with a cache (for sequences that are decoded).
-``own[p]`` is the greatest of their differences at position p, and at least the fp32 spacing of the largest logit there.
+The variants: fp64 in one pass; SDPA attention in one pass; step by step with a cache (for sequences that
+    are decoded). ``own[p]`` is the greatest of their differences at position p, and at least the fp32
+    spacing of the largest logit there.
 
-Why not ``own[p]`` alone. It is the largest of two or three draws from a position's rounding noise, and the package is
-one more draw, by other kernels; now and then the three fall low. Measured on tiny random models (llama and
-gemma3_text; hidden 72-256, 2-7 layers, vocabulary 512-8192, 60 tokens), each exported correctly to two targets and run
-in one pass and step by step; difference in floors, per position:
+Why not ``own[p]`` alone. It is the largest of two or three draws from a position's rounding noise, and the
+package is one more draw, by other kernels; now and then the three fall low. Measured on tiny random models
+(llama and gemma3_text; hidden 72-256, 2-7 layers, vocabulary 512-8192, 60 tokens), each exported correctly
+to two targets and run in one pass and step by step; difference in floors, per position:
 
 STUDY
 
-So ``floor[p]`` is the greater of ``own[p]`` and the 90th percentile of ``own`` over all positions of the run: a
-position that shows less noise than nine tenths of its neighbours was lucky, not quiet. A percentile and not the
-maximum, because one position with a huge floor (an attention sink at position 0) must not excuse the others. The gates
-are untouched, and real faults lie at 16 floors and more.
+So ``floor[p]`` is the greater of ``own[p]`` and the 90th percentile of ``own`` over all positions of the
+run: a position that shows less noise than nine tenths of its neighbours was lucky, not quiet. A percentile
+and not the maximum, because one position with a huge floor (an attention sink at position 0) must not
+excuse the others. The gates are untouched, and real faults lie at 16 floors and more.
 """
 
 from collections.abc import Mapping, Sequence

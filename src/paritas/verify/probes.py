@@ -73,9 +73,7 @@ class Plan:
 def make_plan(facts: Facts, source: Source) -> Plan:
     """The probes for a model that is as ``facts`` says, with ids of ``source``."""
     room = facts.positions or (1 << 30)
-    prompts = tuple(
-        (f"greedy-{number}", source.prompt(text)) for number, text in enumerate(PROMPTS, start=1)
-    )
+    prompts = tuple((f"greedy-{number}", source.prompt(text)) for number, text in enumerate(PROMPTS, start=1))
     prompts = tuple((name, ids) for name, ids in prompts if len(ids) + NEW_TOKENS <= room)
     short = _whole("short", source.running(min(SHORT, room)))
     long, long_probes = _long(facts, source, room)
@@ -121,7 +119,11 @@ def _long(facts: Facts, source: Source, room: int) -> tuple[Sequence | None, tup
     probes = (
         Probe(name, f"{length} tokens in one pass{across}", Manner.ONE_PASS, (name,), obstacle),
         Probe(
-            "decode", f"{stop - prefill} steps after {prefill} tokens{across}", Manner.STEPS, (name,), obstacle
+            "decode",
+            f"{stop - prefill} steps after {prefill} tokens{across}",
+            Manner.STEPS,
+            (name,),
+            obstacle,
         ),
     )
     return None if obstacle else Sequence(name, source.running(length), prefill, stop), probes

@@ -1,15 +1,15 @@
 """The reference: transformers' own class on the checkpoint, fp32, eager attention, never patched, never ``generate``.
 
 It is loaded once. The other ways in which it is asked (fp64, SDPA) are the same object, cast or switched by
-transformers' own methods, so that a checkpoint that takes minutes to read (GGUF) is read once: bf16 -> fp32 -> fp64
-loses nothing. Everything that is untyped here (torch, transformers) stays here.
+transformers' own methods, so that a checkpoint that takes minutes to read (GGUF) is read once: bf16 -> fp32
+-> fp64 loses nothing. Everything that is untyped here (torch, transformers) stays here.
 """
 
 import importlib
 import importlib.util
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,8 @@ class Reference:
 
     Raises:
         ParitasError: ``verify-needs-torch``, ``verify-needs-accelerate``.
-        Invalid: ``reference-unloadable``; ``reference-incomplete`` if a weight is missing, unused or of another
+        Invalid: ``reference-unloadable``; ``reference-incomplete`` if a weight is missing, unused or of
+            another
             shape, since transformers would go on with random numbers in its place.
     """
 
@@ -76,7 +77,8 @@ class Reference:
         """Up to ``count`` greedy tokens, the last an eos if one came, and the logits that chose them.
 
         Returns:
-            The tokens, and the logits ``[prompt + tokens - 1, vocab]`` of the prompt and of all of them but the last.
+            The tokens, and the logits ``[prompt + tokens - 1, vocab]`` of the prompt and of all of them but
+            the last.
         """
         logits, cache = self._call([list(prompt)], None, keep=True)
         rows, tokens = [logits[0]], [int(logits[0, -1].argmax())]
@@ -87,7 +89,7 @@ class Reference:
         return tuple(tokens), np.concatenate(rows)
 
     @contextmanager
-    def sdpa(self) -> Iterator[None]:
+    def sdpa(self) -> Generator[None]:
         """Within, attention is torch's scaled_dot_product_attention.
 
         Raises:
@@ -217,7 +219,7 @@ def _cache_name(model: Any) -> str:
 
 
 @contextmanager
-def _refusals(doing: str) -> Iterator[None]:
+def _refusals(doing: str) -> Generator[None]:
     """Says in our words what torch or transformers refuse (MoE: fp64; Gemma 2: SDPA; too little memory)."""
     try:
         yield
@@ -226,7 +228,7 @@ def _refusals(doing: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Nothing of transformers' own on the terminal: what it has to say is asked of it and reported."""
     logging = importlib.import_module("transformers.utils.logging")
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

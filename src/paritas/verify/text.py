@@ -18,13 +18,12 @@ SEED = 20261129
 
 
 class Source(Protocol):
-    """Where ids come from.
+    """Where ids come from."""
 
-    Attributes:
-        origin: said in the evidence.
-    """
-
-    origin: str
+    @property
+    def origin(self) -> str:
+        """Said in the evidence."""
+        ...
 
     def prompt(self, text: str) -> tuple[int, ...]:
         """A question as a user would ask it."""
@@ -62,7 +61,8 @@ class TokenizerIds:
         vocab: of the model.
 
     Raises:
-        Invalid: ``tokenizer-broken``; ``tokenizer-beyond-vocabulary`` when it gives an id the model does not have.
+        Invalid: ``tokenizer-broken``; ``tokenizer-beyond-vocabulary`` when it gives an id the model does
+            not have.
     """
 
     def __init__(self, folder: Path, vocab: int) -> None:
@@ -136,9 +136,7 @@ def ids_source(checkpoint: Checkpoint, vocab: int) -> Source:
 def _load(folder: Path) -> Any:
     transformers = importlib.import_module("transformers")
     try:
-        return transformers.AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
+        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         raise ParitasError(
             "tokenizer-broken",

@@ -92,7 +92,11 @@ class _Run:
         for sequence in plan.sequences:
             self._hold(sequence)
             if sequence.stop > sequence.prefill:
-                self._add(STEPS, sequence.name, self.reference.steps(sequence.ids[: sequence.stop], sequence.prefill))
+                self._add(
+                    STEPS,
+                    sequence.name,
+                    self.reference.steps(sequence.ids[: sequence.stop], sequence.prefill),
+                )
             self._tick("reference, step by step")
         for name, prompt in plan.prompts:
             tokens, steps = self.reference.greedy(prompt, NEW_TOKENS)

@@ -1,6 +1,7 @@
 """What the numbers mean: the gates, the verdict of a probe, of a package, and the signature of a fault.
 
-One gate for every model and every exporter. A tolerance by model or family is where faults hide, so there is none.
+One gate for every model and every exporter. A tolerance by model or family is where faults hide, so there
+is none.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,0 +1,364 @@
+"""The commands. They parse, call and print; there is no logic here."""
+
+import difflib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.markup import escape
+
+import paritas
+from paritas.console import Screen, facts, rows
+from paritas.errors import Exit, ParitasError, Unsupported
+from paritas.progress import Progress
+
+app = typer.Typer(
+    help="Model exports that are right, and proven right.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder, a .gguf file, or a Hub id.")]
+PackagePath = Annotated[Path, typer.Argument(metavar="PACKAGE", help="A package's folder, or an .onnx file.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors and the result.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, and nothing else there.")]
+Against = Annotated[
+    str,
+    typer.Option("--against", "-a", metavar="MODEL", help="The checkpoint that the package was made from."),
+]
+
+
+class Runtime(StrEnum):
+    """Which runtime answers."""
+
+    AUTO = "auto"
+    GENAI = "genai"
+    ONNXRUNTIME = "onnxruntime"
+
+
+_DTYPES = {"fp32": "fp32", "f32": "fp32", "float32": "fp32", "float": "fp32"}
+_LATER_DTYPES = ("fp16", "f16", "float16", "half", "bf16", "bfloat16", "int8", "q8", "int4", "q4")
+_TARGETS = {"ort": "ort", "onnxruntime": "ort", "genai": "ort", "onnx": "onnx"}
+_PROVIDERS = {"cpu": "cpu"}
+_LATER_PROVIDERS = ("cuda", "webgpu", "dml")
+
+
+@app.command()
+def export(
+    model: Model,
+    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="The package's folder.")] = None,
+    out_option: Annotated[
+        Path | None,
+        typer.Option("--out", "--output", "-o", metavar="OUT", help="The package's folder, as an option."),
+    ] = None,
+    target: Annotated[
+        str,
+        typer.Option("--target", "-t", help="ort: ONNX Runtime's fused operators. onnx: standard operators only."),
+    ] = "ort",
+    dtype: Annotated[str, typer.Option("--dtype", "--precision", "-p", help="fp32.")] = "fp32",
+    provider: Annotated[str, typer.Option("--ep", "-e", help="Execution provider: cpu.")] = "cpu",
+    text_only: Annotated[
+        bool, typer.Option("--text-only", help="Take the text half of a multimodal checkpoint.")
+    ] = False,
+    context: Annotated[
+        int | None, typer.Option("--context", min=1, help="Positions to cover [default: the checkpoint's].")
+    ] = None,
+    verify_: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Prove the package before it gets its name.")
+    ] = True,
+    allow_unproven: Annotated[
+        bool, typer.Option("--allow-unproven", help="Keep a package that is not proven, marked as such.")
+    ] = False,
+    tokenizer: Annotated[bool, typer.Option("--tokenizer/--no-tokenizer", help="Carry the tokenizer over.")] = True,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option("--drop", metavar="PATTERN", help="Tensors without effect; repeatable, recorded."),
+    ] = None,
+    ignore_key: Annotated[
+        list[str] | None,
+        typer.Option("--ignore-key", metavar="KEY", help="Configuration keys without effect; repeatable, recorded."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Replace an existing package, once the new one is whole.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Export a checkpoint as an ONNX package, and prove it."""
+    from paritas.export import Options
+    from paritas.export import export as run_export
+    from paritas.targets import TARGETS
+
+    with command(quiet, as_json) as screen:
+        _word("dtype", dtype, _DTYPES, _LATER_DTYPES)
+        _word("ep", provider, _PROVIDERS, _LATER_PROVIDERS)
+        chosen = TARGETS[_word("target", target, _TARGETS)]
+        folder = _one_output(out, out_option)
+        evidence: list[Any] = []
+        with screen.progress() as progress:
+            exported = run_export(
+                model,
+                folder,
+                chosen,
+                Options(text_only, context, tokenizer, drop or (), ignore_key or (), force, allow_unproven),
+                prove=_prover(model, evidence, progress) if verify_ else None,
+                progress=progress,
+            )
+        _show_evidence(screen, evidence)
+        _show_export(screen, exported, evidence)
+        if evidence:
+            raise typer.Exit(evidence[0].exit_code)
+
+
+@app.command()
+def verify(
+    package: PackagePath,
+    against: Against,
+    runtime: Annotated[
+        list[Runtime] | None, typer.Option("--runtime", help="Only this runtime; repeatable [default: both].")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Also write evidence/ into this folder."),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Hold a package against transformers, token for token and logit by logit."""
+    with command(quiet, as_json) as screen:
+        from paritas.checkpoint.opening import locate
+        from paritas.verify.run import RUNTIMES
+        from paritas.verify.run import verify as run_verify
+
+        names = {Runtime.GENAI: "onnxruntime-genai", Runtime.ONNXRUNTIME: "onnxruntime"}
+        runtimes = [names[r] for r in runtime if r in names] if runtime else list(RUNTIMES)
+        with screen.progress() as progress:
+            evidence = run_verify(package, locate(against), runtimes=runtimes or RUNTIMES, progress=progress)
+        if out is not None:
+            evidence.write(out)
+        _show_evidence(screen, [evidence])
+        screen.result(evidence.summary())
+        raise typer.Exit(evidence.exit_code)
+
+
+@app.command()
+def generate(
+    package: PackagePath,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to say; - reads it from stdin.")],
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it stands, without the chat template.")
+    ] = False,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Where the text is cut.")] = 256,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="The best token each time, whatever the package asks for.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option("--seed", help="Of sampling.")] = None,
+    runtime: Annotated[Runtime, typer.Option("--runtime", help="auto: ORT GenAI if it is installed.")] = Runtime.AUTO,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Let a package answer, as it comes; it stops where the model stops."""
+    with command(quiet, as_json) as screen:
+        from paritas.runtime.generate import generate as run_generate
+        from paritas.runtime.package import open_package
+        from paritas.runtime.sampling import Greedy
+
+        generation = run_generate(
+            open_package(package),
+            sys.stdin.read() if prompt == "-" else prompt,
+            max_new_tokens=max_new_tokens,
+            chat=not raw,
+            sampling=Greedy() if greedy else None,
+            runtime=runtime.value,
+            seed=seed,
+        )
+        pieces: list[str] = []
+        for piece in generation:
+            pieces.append(piece)
+            if not screen.as_json:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        statistics = generation.statistics
+        if not screen.as_json:
+            sys.stdout.write("\n")
+        if not screen.quiet:
+            screen.err.print(
+                f"[dim]{statistics.prompt_tokens} + {statistics.new_tokens} tokens, stopped by {statistics.stop_reason}, "
+                f"{statistics.tokens_per_second:.1f} tokens/s, {escape(generation.runtime)}[/]"
+            )
+        screen.result(
+            {
+                "text": "".join(pieces),
+                "tokens": generation.tokens,
+                "runtime": generation.runtime,
+                **vars(statistics),
+            }
+        )
+
+
+@app.command()
+def inspect(
+    path: Annotated[
+        str,
+        typer.Argument(metavar="MODEL|PACKAGE", help="A checkpoint (folder, .gguf, Hub id) or a package."),
+    ],
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Show what a checkpoint computes, a row a layer, or what a package takes and gives."""
+    with command(quiet, as_json) as screen:
+        from paritas.describe import cache_table, describe_checkpoint, describe_package, is_package, layer_table
+
+        if is_package(Path(path)):
+            from paritas.runtime.package import open_package
+
+            described = describe_package(open_package(path))
+            tables = {"caches": cache_table(described["caches"])}
+        else:
+            from paritas.checkpoint import open_checkpoint
+
+            described = describe_checkpoint(open_checkpoint(path))
+            tables = {"layers": layer_table(described["layers"])}
+        whole = {key: value for key, value in described.items() if key not in tables and not isinstance(value, dict)}
+        screen.say(facts(str(path), whole))
+        for title, table in tables.items():
+            screen.say("")
+            screen.say(rows(title, table))
+        for title in ("files", "operators"):
+            if title in described:
+                screen.say("")
+                screen.say(facts(title, described[title]))
+        screen.result(described)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where the package goes.")] = Path(
+        "out/smollm2-135m-instruct"
+    ),
+    quiet: Quiet = False,
+) -> None:
+    """Export a real small model, prove it, let it speak."""
+    with command(quiet, False) as screen:
+        from paritas.demo import QUESTION, demo_checkpoint
+
+        checkpoint = str(demo_checkpoint())
+    screen.say(f"[bold]paritas export {escape(Path(checkpoint).name)} {escape(str(out))}[/]")
+    try:
+        export(checkpoint, out, force=True, quiet=quiet)
+    except typer.Exit as done:
+        if done.exit_code:
+            raise
+    screen.say(f"\n[bold]paritas generate {escape(str(out))} {QUESTION!r}[/]")
+    generate(out, QUESTION, greedy=True, quiet=quiet)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:  # pyright: ignore[reportUnusedFunction]
+    if version:
+        typer.echo(f"paritas {paritas.__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """The `paritas` command."""
+    app()
+
+
+@contextmanager
+def command(quiet: bool, as_json: bool) -> Iterator[Screen]:
+    """Errors that a person can cause end a command in one screen and with its exit code; so does Ctrl-C."""
+    screen = Screen(quiet=quiet, as_json=as_json)
+    try:
+        yield screen
+    except ParitasError as error:
+        screen.error(error)
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        screen.err.print("interrupted; what was there before is as it was")
+        raise typer.Exit(Exit.INTERRUPTED) from None
+
+
+def _word(option: str, word: str, known: dict[str, str], later: tuple[str, ...] = ()) -> str:
+    if (plain := word.lower()) in known:
+        return known[plain]
+    if plain in later:
+        raise Unsupported(
+            "option-unsupported",
+            f"--{option} {word} is not implemented in this version",
+            hint=f"Use --{option} {next(iter(known))}.",
+        )
+    close = difflib.get_close_matches(plain, [*known, *later], n=1)
+    raise ParitasError(
+        "option-unknown",
+        f"--{option} knows no {word!r}; it is one of {', '.join(dict.fromkeys(known.values()))}",
+        hint=f"Did you mean {close[0]}?" if close else "",
+    )
+
+
+def _one_output(argument: Path | None, option: Path | None) -> Path:
+    if (argument is None) == (option is None):
+        raise ParitasError(
+            "output-unclear",
+            "the output is given twice" if argument else "no output is given",
+            hint="paritas export MODEL OUT",
+        )
+    return cast(Path, argument or option)
+
+
+def _prover(model: str, evidence: list[Any], progress: Progress) -> Callable[[Path], str]:
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        raise ParitasError(
+            "verify-needs-torch",
+            "an export is proven against transformers, which is not installed with torch",
+            hint="pip install 'paritas[verify]', or export without a proof: --no-verify",
+        )
+
+    def prove(folder: Path) -> str:
+        from paritas.checkpoint.opening import locate
+        from paritas.verify.run import verify as run_verify
+
+        evidence.append(run_verify(folder, locate(model), progress=progress))
+        evidence[0].write(folder)
+        return str(evidence[0].verdict.value)
+
+    return prove
+
+
+def _show_evidence(screen: Screen, evidence: list[Any]) -> None:
+    if evidence and not (screen.quiet or screen.as_json):
+        from paritas.verify.report import render
+
+        screen.say(render(evidence[0]))
+
+
+def _show_export(screen: Screen, exported: Any, evidence: list[Any]) -> None:
+    size = f"{exported.bytes / 2**20:,.0f} MiB, {exported.parameters:,} parameters, {exported.seconds:.1f} s"
+    if exported.lost_defaults:
+        screen.say(
+            f"[yellow]note[/]: genai_config.json has no place for {', '.join(exported.lost_defaults)} of generation_config.json"
+        )
+    if exported.kept:
+        mark = "" if exported.verdict == "proven" else f" [yellow]({exported.verdict})[/]"
+        screen.say(f"[bold]{escape(str(exported.out))}[/]{mark}: {size}")
+    else:
+        screen.err.print(
+            f"[red]nothing written[/]: the verdict is {exported.verdict}. --allow-unproven keeps such a package, marked."
+        )
+    screen.result(
+        {
+            "out": str(exported.out) if exported.kept else None,
+            "verdict": exported.verdict,
+            "seconds": round(exported.seconds, 2),
+            "bytes": exported.bytes,
+            "parameters": exported.parameters,
+            "lost_defaults": exported.lost_defaults,
+            **({"verification": evidence[0].summary()} if evidence else {}),
+        }
+    )

@@ -1,0 +1,135 @@
+"""What a person sees: progress on stderr, results on stdout, errors on one screen."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.progress import Progress as Bars
+from rich.table import Table
+from rich.text import Text
+
+from paritas.errors import ParitasError
+from paritas.progress import Progress, silent
+
+_BYTES = 1 << 20  # totals above a mebibyte are bytes; counts of steps never get there
+
+
+class _Amount(ProgressColumn):
+    """Bytes as bytes, steps as steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bytes = DownloadColumn(binary_units=True)
+        self._steps = MofNCompleteColumn()
+
+    def render(self, task: Task) -> Text:
+        """The amount that is done, and of how much."""
+        return (self._bytes if (task.total or 0) > _BYTES else self._steps).render(task)
+
+
+class Screen:
+    """Where a command's words go.
+
+    Args:
+        quiet: nothing but errors and the result itself.
+        as_json: one JSON object on stdout and nothing else there.
+    """
+
+    def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
+        self.quiet = quiet
+        self.as_json = as_json
+        self.out = Console(highlight=False, soft_wrap=False)
+        self.err = Console(stderr=True, highlight=False)
+
+    def say(self, text: Any) -> None:
+        """Something for people."""
+        if not (self.quiet or self.as_json):
+            self.out.print(text)
+
+    def result(self, values: Mapping[str, Any]) -> None:
+        """Something for programs."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(values, ensure_ascii=False, default=str) + "\n")
+
+    def error(self, error: ParitasError) -> None:
+        """The code, the fact, the place, the next step."""
+        self.result({"error": {"code": error.code, "message": error.fact, "where": error.place, "hint": error.hint}})
+        self.err.print(f"[bold red]error[/]: [bold]{error.code}[/]\n  {escape(error.fact)}")
+        if error.place:
+            self.err.print(f"  [dim]where[/]  {escape(error.place)}", soft_wrap=True)
+        if error.hint:
+            self.err.print(f"  [dim]next[/]   {escape(error.hint)}")
+
+    @contextmanager
+    def progress(self) -> Iterator[Progress]:
+        """Bars on stderr while work goes on."""
+        if self.quiet or self.as_json or not self.err.is_terminal:
+            yield silent
+            return
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            _Amount(),
+            TimeElapsedColumn(),
+        )
+        tasks: dict[str, TaskID] = {}
+        with Bars(*columns, console=self.err, transient=True) as bars:
+
+            def tell(description: str, done: int, total: int) -> None:
+                if description not in tasks:
+                    tasks[description] = bars.add_task(description, total=total)
+                bars.update(tasks[description], completed=done, total=total)
+
+            yield tell
+
+
+def rows(title: str, table: list[dict[str, Any]]) -> Table:
+    """A table of equal dictionaries; empty cells for None and False."""
+    view = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for column, value in (table[0] if table else {}).items():
+        view.add_column(column.replace("_", " "), justify="right" if isinstance(value, int | float) else "left")
+    for row in table:
+        view.add_row(*(_cell(value) for value in row.values()))
+    return view
+
+
+def facts(title: str, values: Mapping[str, Any]) -> Table:
+    """Names and values, a line each."""
+    view = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
+    view.add_column(style="dim")
+    view.add_column(overflow="fold")
+    for name, value in values.items():
+        view.add_row(name.replace("_", " "), _cell(value))
+    return view
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None | False:
+            return ""
+        case True:
+            return "yes"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:g}"
+        case list():
+            return ", ".join(map(str, value))  # pyright: ignore[reportUnknownArgumentType]
+        case _:
+            return escape(str(value))

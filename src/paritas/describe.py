@@ -1,0 +1,125 @@
+"""What a checkpoint or a package is, as plain values: one row a layer, one row a cache. Reads no weight."""
+
+from pathlib import Path
+from typing import Any
+
+from paritas.checkpoint.base import Checkpoint
+from paritas.checkpoint.opening import text_only
+from paritas.config import Config
+from paritas.families import family_of
+from paritas.runtime.package import Package
+from paritas.runtime.ports import read_ports
+from paritas.runtime.proto import operators
+from paritas.spec import Layer, Linear, Llama3, Rope
+
+
+def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The spec of a checkpoint (of its text half, if it has more): whole-model facts, and ``layers``, a row a layer."""
+    checkpoint = text_only(checkpoint)
+    config = Config(checkpoint.config, checkpoint.config_place)
+    spec = family_of(config).read(config)
+    stored = sorted({tensor.dtype for tensor in checkpoint.tensors.values()})
+    return {
+        "model": checkpoint.path.name,
+        "model_type": checkpoint.config["model_type"],
+        "parameters": sum(tensor.size for tensor in checkpoint.tensors.values()),
+        "stored": stored,
+        "vocab": spec.vocab,
+        "hidden": spec.hidden,
+        "context": spec.context,
+        "head": "tied" if spec.tied_head else "untied",
+        "embed_scale": spec.embed_scale,
+        "softcap": spec.softcap,
+        "layers": [_layer(index, layer) for index, layer in enumerate(spec.layers)],
+    }
+
+
+def describe_package(package: Package) -> dict[str, Any]:
+    """A package: inputs, outputs, ``caches`` (a row a layer), bytes of each file, operators and how often they occur."""
+    ports = read_ports(package.model)
+    files = sorted(path for path in package.folder.rglob("*") if path.is_file())
+    return {
+        "package": package.folder.resolve().name,
+        "graph": package.model.name,
+        "inputs": [name for name in (ports.input_ids, ports.attention_mask, ports.position_ids) if name],
+        "outputs": [ports.logits],
+        "vocab": ports.vocab,
+        "caches": [
+            {
+                "layer": cache.layer,
+                "inputs": [cache.past_key, cache.past_value],
+                "outputs": [cache.present_key, cache.present_value],
+                "kv_heads": cache.kv_heads,
+                "head_dim": cache.head_dim,
+                "dtype": str(cache.dtype),
+            }
+            for cache in ports.caches
+        ],
+        "files": {str(path.relative_to(package.folder)): path.stat().st_size for path in files},
+        "operators": dict(operators(package.model).most_common()),
+    }
+
+
+def layer_table(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The layers of :func:`describe_checkpoint` in a form that fits a screen."""
+    return [
+        {
+            "layer": layer["layer"],
+            "kind": layer["kind"].removesuffix("_attention"),
+            "heads/kv": f"{layer['heads']}/{layer['kv_heads']}",
+            "head_dim": layer["head_dim"],
+            "theta": layer["rope_theta"],
+            "factor": layer["rope_scaling"] or "",
+            "window": layer["window"] or "",
+            "mlp": layer["mlp"],
+        }
+        for layer in layers
+    ]
+
+
+def cache_table(caches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The caches of :func:`describe_package` in a form that fits a screen."""
+    return [
+        {
+            "layer": cache["layer"],
+            "past": cache["inputs"][0],
+            "present": cache["outputs"][0],
+            "kv": cache["kv_heads"],
+            "head_dim": cache["head_dim"],
+            "dtype": cache["dtype"],
+        }
+        for cache in caches
+    ]
+
+
+def is_package(path: Path) -> bool:
+    """A folder with an ONNX graph in it, or the graph itself."""
+    return path.suffix == ".onnx" or (path.is_dir() and any(path.glob("*.onnx")))
+
+
+def _layer(index: int, layer: Layer) -> dict[str, Any]:
+    attention = layer.attention
+    return {
+        "layer": index,
+        "kind": layer.kind,
+        "heads": attention.heads,
+        "kv_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
+        "scale": attention.scale,
+        "rope_theta": attention.rope.theta,
+        "rope_scaling": _scaling(attention.rope),
+        "window": attention.window,
+        "qk_norm": attention.qk_norm is not None,
+        "mlp": layer.mlp.width,
+        "activation": layer.mlp.activation.value,
+    }
+
+
+def _scaling(rope: Rope) -> str | None:
+    match rope.scaling:
+        case None:
+            return None
+        case Linear(factor):
+            return f"linear {factor:g}"
+        case Llama3(factor):
+            return f"llama3 {factor:g}"

@@ -1,0 +1,134 @@
+"""From one runtime's answers to records: a probe's verdict, its worst place, and the finding it makes."""
+
+import time
+from collections.abc import Sequence as Several
+
+from paritas.errors import Invalid
+from paritas.runtime.decoder import Decoder
+from paritas.verify.asking import Answer, ask
+from paritas.verify.compare import Comparison, compare
+from paritas.verify.evidence import Differences, Finding, ProbeRecord, TokenCount, Where
+from paritas.verify.probes import Manner, Probe
+from paritas.verify.truth import Truth, Truths
+from paritas.verify.verdict import PROVEN_FLOORS, Place, Verdict, judge, signature
+
+CANNOT = frozenset({"graph-no-mask", "graph-no-cache", "genai-batch", "genai-context"})
+"""Refusals that say what a package or runtime is not made for: not tested, rather than invalid."""
+
+
+def probe_record(decoder: Decoder, probe: Probe, truths: Truths) -> tuple[ProbeRecord, tuple[Finding, ...]]:
+    """Put one probe to one runtime and judge the answer."""
+    if probe.obstacle is not None:
+        return not_tested(probe, decoder.runtime, probe.obstacle)
+    started = time.perf_counter()
+    asked = [truths.by_name[name] for name in probe.sequences]
+    try:
+        comparisons = _compared(probe, asked, ask(decoder, probe, tuple(truth.sequence for truth in asked)))
+    except Invalid as error:
+        if error.code in CANNOT:
+            return not_tested(probe, decoder.runtime, error.fact)
+        return invalid(probe, decoder.runtime, error)
+    return _record(probe, decoder.runtime, comparisons, time.perf_counter() - started)
+
+
+def not_tested(probe: Probe, runtime: str, reason: str) -> tuple[ProbeRecord, tuple[Finding, ...]]:
+    """The record of a probe that could not be put."""
+    finding = Finding(code="probe-not-tested", severity="note", where=f"{probe.id}, {runtime}", message=reason)
+    return _bare(probe, runtime, Verdict.NOT_TESTED, reason), (finding,)
+
+
+def invalid(probe: Probe, runtime: str, error: Invalid) -> tuple[ProbeRecord, tuple[Finding, ...]]:
+    """The record of a probe whose answer cannot be compared."""
+    finding = Finding(code=error.code, severity="error", where=f"{probe.id}, {runtime}", message=error.fact)
+    return _bare(probe, runtime, Verdict.INVALID, error.fact), (finding,)
+
+
+def runtime_signature(records: Several[ProbeRecord], windows: Several[int]) -> str | None:
+    """What the first bad positions of one runtime's probes point to."""
+    judged = (record for record in records if record.worst_floors is not None)
+    places = [Place(r.id, None if r.first_bad is None else r.first_bad.position) for r in judged]
+    return signature(places, windows)
+
+
+def _bare(probe: Probe, runtime: str, verdict: Verdict, reason: str) -> ProbeRecord:
+    return ProbeRecord(id=probe.id, runtime=runtime, boundary=probe.boundary, verdict=verdict, reason=reason)
+
+
+def _compared(probe: Probe, asked: Several[Truth], answers: Several[Answer]) -> list[Comparison]:
+    if probe.manner is Manner.CHANGED_LAST_TOKEN:
+        whole, changed = answers
+        return [compare(asked[0].sequence.name, whole, changed, asked[0].floors[: len(whole)])]
+    return [_beside(truth, answer, probe.manner) for truth, answer in zip(asked, answers, strict=True)]
+
+
+def _beside(truth: Truth, answer: Answer, manner: Manner) -> Comparison:
+    sequence = truth.sequence
+    positions = sequence.stop if manner is Manner.STEPS else len(sequence.ids)
+    return compare(
+        sequence.name,
+        truth.logits[:positions],
+        answer,
+        truth.floors[:positions],
+        prompt=sequence.prompt,
+        greedy=sequence.greedy,
+    )
+
+
+def _record(
+    probe: Probe, runtime: str, comparisons: list[Comparison], seconds: float
+) -> tuple[ProbeRecord, tuple[Finding, ...]]:
+    worst = max(comparisons, key=lambda c: float(c.ratios.max()))
+    floors = float(worst.ratios.max())
+    bad = [c for c in comparisons if c.first_bad is not None]
+    first = min(bad, key=lambda c: c.first_bad or 0) if bad else None
+    record = ProbeRecord(
+        id=probe.id,
+        runtime=runtime,
+        boundary=probe.boundary,
+        verdict=judge(floors),
+        worst_floors=floors,
+        difference=float(worst.differences[worst.worst]),
+        floor=float(worst.floors[worst.worst]),
+        where=_where(worst, worst.worst),
+        first_bad=None if first is None else _where(first, first.first_bad or 0),
+        tokens=_tokens(comparisons),
+        differences=tuple(
+            Differences(sequence=c.sequence, differences=tuple(c.differences.tolist())) for c in comparisons
+        ),
+        seconds=seconds,
+    )
+    return record, _findings(record, comparisons)
+
+
+def _where(comparison: Comparison, position: int) -> Where:
+    return Where(sequence=comparison.sequence, position=position, vocab_id=int(comparison.vocab_ids[position]))
+
+
+def _tokens(comparisons: list[Comparison]) -> TokenCount | None:
+    counts = [c.tokens for c in comparisons if c.tokens is not None]
+    if not counts:
+        return None
+    return TokenCount(
+        identical=sum(count.identical for count in counts),
+        near_ties=sum(count.near_ties for count in counts),
+        different=sum(count.different for count in counts),
+    )
+
+
+def _findings(record: ProbeRecord, comparisons: list[Comparison]) -> tuple[Finding, ...]:
+    lost = [c for c in comparisons if c.first_nonfinite is not None]
+    place, first = f"{record.id}, {record.runtime}", record.first_bad
+    if lost:
+        message = f"NaN or Inf in the logits of {lost[0].sequence} from position {lost[0].first_nonfinite}"
+        return (Finding(code="logits-not-finite", severity="error", where=place, message=message),)
+    if first is None:
+        return ()
+    at = f"{first.sequence}, first at position {first.position}"
+    message = (
+        f"{record.difference:.2g} from the reference, {record.worst_floors:,.0f} times its own noise of "
+        f"{record.floor:.1g} (up to {PROVEN_FLOORS:.0f} is rounding); {at}"
+    )
+    code, severity = (
+        ("logits-diverge", "error") if record.verdict is Verdict.DIVERGES else ("logits-unexplained", "warning")
+    )
+    return (Finding(code=code, severity=severity, where=place, message=message),)

@@ -1,0 +1,206 @@
+"""Verify a package against a checkpoint: the reference once, then each runtime, then the record."""
+
+import gc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from paritas.checkpoint import open_checkpoint
+from paritas.errors import Invalid, ParitasError
+from paritas.runtime.decoder import Decoder
+from paritas.runtime.package import Package, open_package
+from paritas.runtime.padding import left_padding_obstacle
+from paritas.verify import judging, provenance
+from paritas.verify.evidence import (
+    Evidence,
+    Finding,
+    ProbeRecord,
+    SequenceRecord,
+    Settings,
+    Severity,
+    VariantRecord,
+)
+from paritas.verify.probes import Manner, Plan, Probe, make_plan
+from paritas.verify.reference import Facts, require_torch
+from paritas.verify.text import SEED, RandomIds, Source, ids_source
+from paritas.verify.truth import Progress, Truth, Truths, find_truths
+from paritas.verify.verdict import combine
+
+RUNTIMES = ("onnxruntime", "onnxruntime-genai")
+_ABSENT = frozenset({"genai-missing", "genai-config-missing"})
+_Judged = tuple[ProbeRecord, tuple[Finding, ...]]
+
+
+def silent(doing: str, done: int, total: int) -> None:
+    """A progress callback that shows nothing."""
+
+
+def verify(
+    package: Path, against: Path, *, runtimes: Sequence[str] = RUNTIMES, progress: Progress = silent
+) -> Evidence:
+    """Hold ``package`` against the checkpoint ``against``.
+
+    Args:
+        package: a package's folder, or its graph.
+        against: the checkpoint's folder or GGUF file.
+        runtimes: of :data:`RUNTIMES`, those to ask.
+        progress: called as work goes on.
+
+    Returns:
+        The evidence, whatever the verdict; a package that cannot be run is ``invalid`` in it.
+
+    Raises:
+        ParitasError: the package or the checkpoint cannot be read; ``verify-needs-torch``;
+            ``runtime-unknown``.
+        Invalid: there is no reference to compare with: ``reference-unloadable``, ``reference-incomplete``,
+            ``reference-not-finite``, ``tokenizer-broken``, ``tokenizer-beyond-vocabulary``.
+    """
+    _check(runtimes)
+    require_torch()
+    opened, checkpoint = open_package(package), open_checkpoint(against)
+    sources: list[Source] = []
+
+    def plan(facts: Facts) -> Plan:
+        sources.append(ids_source(checkpoint, facts.vocab))
+        return make_plan(facts, sources[0])
+
+    truths = find_truths(checkpoint.path, plan, progress)
+    probes = _with_padding_obstacle(truths.plan.probes, opened)
+    judged = {runtime: _ask_all(runtime, opened, probes, truths, progress) for runtime in runtimes}
+    progress("hashing", 0, 1)
+    evidence = _evidence(opened, checkpoint.path, truths, sources[0], judged)
+    progress("done", 1, 1)
+    return evidence
+
+
+def _check(runtimes: Sequence[str]) -> None:
+    unknown = [runtime for runtime in runtimes if runtime not in RUNTIMES]
+    if unknown or not runtimes:
+        raise ParitasError(
+            "runtime-unknown",
+            f"no runtime {', '.join(unknown) or 'was named'}",
+            hint=f"There are {' and '.join(RUNTIMES)}.",
+        )
+
+
+def _with_padding_obstacle(probes: tuple[Probe, ...], package: Package) -> tuple[Probe, ...]:
+    """The probes, those with padding marked if the graph's own operators forbid it."""
+    try:
+        obstacle = left_padding_obstacle(package.model)
+    except Invalid:
+        return probes  # no decoder at all: opening the session says so, for every probe
+    return tuple(
+        replace(probe, obstacle=obstacle) if probe.manner is Manner.PADDED_BATCH else probe for probe in probes
+    )
+
+
+def _ask_all(
+    runtime: str, package: Package, probes: tuple[Probe, ...], truths: Truths, progress: Progress
+) -> list[_Judged]:
+    """Every probe in one runtime, which is loaded for it and let go."""
+    progress(f"loading {runtime}", 0, len(probes))
+    longest = max(len(truth.sequence.ids) for truth in truths.by_name.values())
+    try:
+        decoder = _OPEN[runtime](package, longest)
+    except Invalid as error:
+        return [judging.invalid(probe, runtime, error) for probe in probes]
+    except ParitasError as error:
+        if error.code in _ABSENT:
+            return [judging.not_tested(probe, runtime, error.fact) for probe in probes]
+        broken = Invalid(error.code, error.fact, place=error.place, hint=error.hint)
+        return [judging.invalid(probe, runtime, broken) for probe in probes]
+    judged: list[_Judged] = []
+    for done, probe in enumerate(probes):
+        progress(f"{runtime}: {probe.id}", done, len(probes))
+        judged.append(judging.probe_record(decoder, probe, truths))
+        gc.collect()  # two long answers at once would be the peak of the run
+    return judged
+
+
+def _open_raw(package: Package, longest: int) -> Decoder:
+    from paritas.runtime.session import RawSession
+
+    return RawSession(package)
+
+
+def _open_genai(package: Package, longest: int) -> Decoder:
+    from paritas.runtime.genai import GenAISession
+
+    try:
+        return GenAISession(package, longest)
+    except Invalid as error:
+        if error.code != "genai-context":
+            raise
+    return GenAISession(package)  # a shorter context: the probes that fit are asked
+
+
+_OPEN: Mapping[str, Callable[[Package, int], Decoder]] = {
+    "onnxruntime": _open_raw,
+    "onnxruntime-genai": _open_genai,
+}
+
+
+def _evidence(
+    package: Package,
+    checkpoint: Path,
+    truths: Truths,
+    source: Source,
+    judged: Mapping[str, list[_Judged]],
+) -> Evidence:
+    records = {runtime: [record for record, _ in each] for runtime, each in judged.items()}
+    every = [record for each in records.values() for record in each]
+    worst = [record.worst_floors for record in every if record.worst_floors is not None]
+    signatures = {runtime: judging.runtime_signature(each, truths.facts.windows) for runtime, each in records.items()}
+    return Evidence(
+        created=provenance.now(),
+        paritas=provenance.version("paritas"),
+        environment=provenance.environment(),
+        checkpoint=provenance.checkpoint_record(checkpoint, truths.class_name),
+        package=provenance.package_records(package),
+        settings=Settings(
+            seed=SEED if isinstance(source, RandomIds) else None,
+            ids=source.origin,
+            refused=dict(truths.refused),
+        ),
+        sequences=tuple(_sequence_record(truth) for truth in truths.by_name.values()),
+        probes=tuple(every),
+        findings=_merged(finding for each in judged.values() for _, found in each for finding in found),
+        signatures={runtime: text for runtime, text in signatures.items() if text is not None},
+        verdict=combine(record.verdict for record in every),
+        worst_floors=max(worst) if worst else None,
+    )
+
+
+def _sequence_record(truth: Truth) -> SequenceRecord:
+    sequence = truth.sequence
+    return SequenceRecord(
+        name=sequence.name,
+        ids=sequence.ids,
+        prefill=sequence.prefill,
+        stop=sequence.stop,
+        prompt=sequence.prompt,
+        greedy=sequence.greedy,
+        floors=tuple(truth.floors.tolist()),
+        variants=tuple(
+            VariantRecord(
+                name=name,
+                differences=tuple(None if np.isnan(value) else value for value in differences.tolist()),
+            )
+            for name, differences in truth.variants.items()
+        ),
+    )
+
+
+def _merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """One finding where every probe of a runtime says the same, and the worst first."""
+    places: dict[tuple[Severity, str, str], list[str]] = {}
+    for finding in findings:
+        places.setdefault((finding.severity, finding.code, finding.message), []).append(finding.where)
+    order = ("error", "warning", "note")
+    merged = [
+        Finding(code=code, severity=severity, where="; ".join(where), message=message)
+        for (severity, code, message), where in places.items()
+    ]
+    return tuple(sorted(merged, key=lambda finding: order.index(finding.severity)))
