@@ -101,14 +101,10 @@ def byte_level() -> Tokenizer:
 def byte_fallback() -> Tokenizer:
     """As Gemma and Llama 2 have: spaces are U+2581, unknown characters fall back to <0xNN>."""
     words = ["\u2581", "a", "e", "h", "i", "l", "o", "p", "\u2581h", "el", "lo", "\u2581hel"]
-    vocabulary = {
-        token: i for i, token in enumerate([*SPECIAL, *(f"<0x{b:02X}>" for b in range(256)), *words])
-    }
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *(f"<0x{b:02X}>" for b in range(256)), *words])}
     merges = [("\u2581", "h"), ("e", "l"), ("l", "o"), ("\u2581h", "el")]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True, fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
-    )
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
@@ -119,9 +115,7 @@ def byte_fallback() -> Tokenizer:
 def save(folder: Path, tokenizer: Tokenizer, template: str | None) -> PreTrainedTokenizerFast:
     """Write ``folder`` as transformers does, with a post-processor that adds the beginning of text."""
     bos = tokenizer.token_to_id("<bos>")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", bos)]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", bos)])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<|im_end|>", pad_token="<pad>"
     )
@@ -146,9 +140,7 @@ def test_ids_and_text_are_those_of_transformers(tmp_path: Path, make: Any, text:
     ours = ChatTokenizer.open(tmp_path)
     assert ours.encode(text) == fast(text)["input_ids"]
     assert ours.encode(text, add_special_tokens=False) == fast(text, add_special_tokens=False)["input_ids"]
-    assert ours.decode(fast(text)["input_ids"]) == fast.decode(
-        fast(text)["input_ids"], skip_special_tokens=True
-    )
+    assert ours.decode(fast(text)["input_ids"]) == fast.decode(fast(text)["input_ids"], skip_special_tokens=True)
 
 
 def test_the_beginning_of_text_is_not_doubled(tmp_path: Path) -> None:
@@ -173,9 +165,7 @@ def test_a_template_may_lie_in_the_config_and_its_tokens_be_objects(tmp_path: Pa
 
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_stream_writes_the_whole_text_and_never_half_a_character(
-    tmp_path: Path, make: Any, text: str
-) -> None:
+def test_a_stream_writes_the_whole_text_and_never_half_a_character(tmp_path: Path, make: Any, text: str) -> None:
     save(tmp_path, make(), None)
     ours = ChatTokenizer.open(tmp_path)
     ids = ours.encode(text)
@@ -219,9 +209,7 @@ def test_a_character_that_is_never_completed_is_written_at_the_end(tmp_path: Pat
         ("{{ messages.__class__.__mro__ }}", "chat-template-broken", "SecurityError"),
     ],
 )
-def test_a_bad_template_is_an_error_with_its_place(
-    tmp_path: Path, template: str | None, code: str, fact: str
-) -> None:
+def test_a_bad_template_is_an_error_with_its_place(tmp_path: Path, template: str | None, code: str, fact: str) -> None:
     save(tmp_path, byte_level(), template)
     with pytest.raises(ParitasError) as caught:
         ChatTokenizer.open(tmp_path).encode_chat(CONVERSATIONS[0])
@@ -242,9 +230,7 @@ def test_a_bad_template_is_an_error_with_its_place(
         ("chat_template.jinja", b"\xff", "tokenizer-broken"),
     ],
 )
-def test_a_bad_tokenizer_is_an_error_with_its_file(
-    tmp_path: Path, name: str, content: bytes | None, code: str
-) -> None:
+def test_a_bad_tokenizer_is_an_error_with_its_file(tmp_path: Path, name: str, content: bytes | None, code: str) -> None:
     save(tmp_path, byte_level(), CHATML)
     if content is None:
         (tmp_path / name).unlink()

@@ -1,4 +1,4 @@
-"""Accounting, both ways: every tensor of the checkpoint is used, or dropped with a reason; every initializer has a source."""
+"""Accounting: every tensor of the checkpoint is used, or dropped with a reason; nothing is lost in silence."""
 
 import fnmatch
 from collections.abc import Mapping, Sequence

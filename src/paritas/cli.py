@@ -3,7 +3,7 @@
 import difflib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -272,7 +272,7 @@ def main() -> None:
 
 
 @contextmanager
-def command(quiet: bool, as_json: bool) -> Iterator[Screen]:
+def command(quiet: bool, as_json: bool) -> Generator[Screen]:
     """Errors that a person can cause end a command in one screen and with its exit code; so does Ctrl-C."""
     screen = Screen(quiet=quiet, as_json=as_json)
     try:

@@ -1,7 +1,7 @@
-"""Reads config.json. Every key is asked for, or listed as without effect and why; a key that nobody accounts for is an error."""
+"""Reads config.json. Every key is asked for, or is listed as without effect and why; any other key is an error."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from paritas.errors import ParitasError, Unsupported
 from paritas.spec import Linear, Llama3, Rope
@@ -102,39 +102,39 @@ class Config:
         kinds = self.optional("layer_types")
         if kinds is None:
             return tuple(default)
-        if not isinstance(kinds, list) or len(kinds) != depth:  # pyright: ignore[reportUnknownArgumentType]
-            raise self._wrong("layer_types", kinds, f"a list of {depth} words, one for each hidden layer")
-        unknown = sorted({str(kind) for kind in kinds} - {"full_attention", "sliding_attention"})  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
-        if unknown:
-            raise self._wrong("layer_types", unknown, "full_attention or sliding_attention")
-        return tuple(kinds)  # pyright: ignore[reportUnknownArgumentType,reportUnknownVariableType]
+        words = [str(kind) for kind in cast(list[Any], kinds)] if isinstance(kinds, list) else []
+        if len(words) != depth or set(words) - {"full_attention", "sliding_attention"}:
+            wanted = f"a list of {depth} words, full_attention or sliding_attention, one for each hidden layer"
+            raise self._wrong("layer_types", kinds, wanted)
+        return tuple(words)
 
     def rope(self, dim: int, default_theta: float, context: int) -> Rope:
-        """The RoPE of a model whose layers share one: ``rope_parameters`` (transformers 5) or ``rope_theta`` and ``rope_scaling`` (4).
+        """The RoPE of a model whose layers share one.
 
-        As transformers resolves it: ``rope_scaling`` before ``rope_parameters``, a theta inside either before one beside it.
+        ``rope_parameters`` is transformers 5's spelling, ``rope_theta`` and ``rope_scaling`` are 4's. As transformers
+        resolves it: ``rope_scaling`` before ``rope_parameters``, a theta inside either before one beside it.
         """
-        values = dict(self.optional("rope_parameters") or {})
-        values = dict(self.optional("rope_scaling") or values)
+        parameters = self._object("rope_parameters")
+        values = dict(self._object("rope_scaling") or parameters)
         values.setdefault("rope_theta", self.optional("rope_theta") or default_theta)
         return self._rope(values, dim, context)
 
     def ropes_by_kind(self, dim: int, default_thetas: Mapping[str, float], context: int) -> dict[str, Rope]:
         """A RoPE for each layer type: nested ``rope_parameters`` (transformers 5) or the flat keys of 4.
 
-        In the flat spelling ``rope_scaling`` and ``rope_theta`` are the full-attention layers' alone; the sliding ones have
-        ``rope_local_base_freq`` and no scaling.
+        In the flat spelling ``rope_scaling`` and ``rope_theta`` are the full-attention layers' alone; the sliding
+        ones have ``rope_local_base_freq`` and no scaling.
         """
         nested: dict[str, dict[str, Any]] = {kind: {} for kind in default_thetas}
-        for kind, values in (self.optional("rope_parameters") or {}).items():
+        for kind, values in self._object("rope_parameters").items():
             if kind not in nested or not isinstance(values, dict):
                 raise self._wrong("rope_parameters", kind, f"one object for each of {', '.join(nested)}")
-            nested[kind] = dict(values)  # pyright: ignore[reportUnknownArgumentType]
-        scaling = self.optional("rope_scaling") or {}
+            nested[kind] = dict(cast(dict[str, Any], values))
+        scaling = self._object("rope_scaling")
         if "type" in scaling and "rope_type" not in scaling:
             raise ParitasError(
                 "config-rope-ambiguous",
-                "rope_scaling has the old key 'type' and no 'rope_type': transformers 4 scales by it, transformers 5 does not",
+                "rope_scaling has the old key 'type' and no 'rope_type': transformers 4 scales by it, 5 does not",
                 place=self._at("rope_scaling"),
                 hint="Write rope_type, with the value that the model was trained with.",
             )
@@ -209,6 +209,14 @@ class Config:
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise self._wrong(f"RoPE {key}", value, "a positive number")
         return float(value)
+
+    def _object(self, key: str) -> Mapping[str, Any]:
+        value = self.optional(key)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self._wrong(key, value, "an object")
+        return cast(dict[str, Any], value)
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.optional(key)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,7 +76,7 @@ class Screen:
             self.err.print(f"  [dim]next[/]   {escape(error.hint)}")
 
     @contextmanager
-    def progress(self) -> Iterator[Progress]:
+    def progress(self) -> Generator[Progress]:
         """Bars on stderr while work goes on."""
         if self.quiet or self.as_json or not self.err.is_terminal:
             yield silent

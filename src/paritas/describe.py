@@ -35,7 +35,7 @@ def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def describe_package(package: Package) -> dict[str, Any]:
-    """A package: inputs, outputs, ``caches`` (a row a layer), bytes of each file, operators and how often they occur."""
+    """A package: inputs, outputs, ``caches`` (a row a layer), bytes of files, operators and how often they occur."""
     ports = read_ports(package.model)
     files = sorted(path for path in package.folder.rglob("*") if path.is_file())
     return {

@@ -172,7 +172,7 @@ def read_spec(family: Family, config: Config) -> Decoder:
 
 
 def write_package(plan: Plan, folder: Path, progress: Progress) -> Mapping[str, Any]:
-    """Steps 6 and 7: weights, graph, runtime configuration, tokenizer, record. Returns the generation defaults that were lost."""
+    """Steps 6 and 7: weights, graph, runtime configuration, tokenizer, record. Returns the lost generation defaults."""
     started = time.perf_counter()
     written = 0
 

@@ -53,7 +53,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Attention:
-    """Causal self-attention. ``scale`` multiplies the scores; ``window`` counts visible keys, the query's own included."""
+    """Causal self-attention. ``scale`` multiplies scores; ``window`` counts visible keys, the query's own included."""
 
     heads: int
     kv_heads: int
@@ -96,7 +96,7 @@ SANDWICH_NORMS = Norms(
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. ``kind`` is transformers' word (``full_attention``, ``sliding_attention``), for people only."""
+    """One decoder layer. ``kind`` is transformers' word (``full_attention``, ``sliding_attention``), for people."""
 
     kind: str
     attention: Attention

@@ -1,4 +1,4 @@
-"""A checkpoint folder as transformers saves it: config.json, one or many safetensors files, tokenizer, generation defaults."""
+"""A checkpoint folder as transformers saves it: config.json, safetensors, tokenizer, generation defaults."""
 
 import json
 from collections.abc import Mapping

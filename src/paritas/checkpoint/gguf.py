@@ -22,11 +22,11 @@ _LAYOUTS: Mapping[str, Callable[[GgufFile, Metadata], Layout]] = {"llama": llama
 
 
 def open_gguf(path: Path) -> Checkpoint:
-    """Open a GGUF file: its header is read and accounted for, its weights and its tokenizer are not built yet.
+    """Open a GGUF file: its header is read and accounted for; weights and tokenizer wait until asked for.
 
     Raises:
-        ParitasError: ``gguf-unreadable``, ``gguf-key-unread``, ``gguf-tensor-unknown`` and others.
-        Unsupported: ``gguf-architecture``, ``gguf-type``, ``gguf-rope-factors``, ``gguf-tokenizer`` and others.
+        ParitasError: ``gguf-unreadable``, ``gguf-key-unread``, ``gguf-tensor-unknown``, ...
+        Unsupported: ``gguf-architecture``, ``gguf-type``, ``gguf-rope-factors``, ``gguf-tokenizer``, ...
     """
     file = read_gguf(path)
     meta = Metadata(file.metadata, path)
@@ -69,7 +69,7 @@ class GgufTensor(Tensor):
     file: GgufFile = field(repr=False)
     entry: Entry = field(repr=False)
     order: NDArray[np.intp] | None = field(default=None, repr=False)
-    shift: np.float32 = np.float32(0)
+    shift: int = 0
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
         """Dequantise rows ``[start, stop)``, and only these: quantised blocks run along the last axis."""
@@ -79,7 +79,7 @@ class GgufTensor(Tensor):
         else:
             values = self._widened(slice(start, stop) if self.order is None else self.order[start:stop])
             values = values.reshape(-1, *self.shape[1:])
-        return values - self.shift if self.shift else values
+        return values - np.float32(self.shift) if self.shift else values
 
     def _widened(self, rows: slice | NDArray[np.intp]) -> NDArray[np.float32]:
         return widen(self.file.bytes_of(self.entry)[rows], self.dtype)
@@ -130,5 +130,5 @@ def _tensor(file: GgufFile, layout: Layout, entry: Entry, name: str) -> GgufTens
         file=file,
         entry=entry,
         order=interleaved_rows(entry.shape[0], heads) if heads is not None else None,
-        shift=np.float32(1 if layout.shifted(name) else 0),
+        shift=1 if layout.shifted(name) else 0,
     )

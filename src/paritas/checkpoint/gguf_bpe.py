@@ -1,8 +1,8 @@
 """tokenizer.json from a GGUF's vocabulary: byte-level BPE (``gpt2``) and SentencePiece BPE (``llama``).
 
-A GGUF names the rule that splits text before BPE instead of carrying it. Only rules that were compared with the
-original tokenizers, id for id, are in the table; an unknown name is refused, because a wrong rule gives plausible
-wrong ids.
+A GGUF names the rule that splits text before BPE instead of carrying it. Only rules that were compared with
+the original tokenizers, id for id, are in the table; an unknown name is refused, because a wrong rule gives
+plausible wrong ids.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -87,10 +87,9 @@ def build_tokenizer(vocabulary: Vocabulary, place: str) -> bytes:
     except Exception as error:  # the library's own errors have no class of their own
         raise ParitasError("gguf-vocabulary", f"tokenizers refuses it: {error}", place=place) from error
     tokenizer.post_processor = _template(vocabulary)
-    special = [_added(vocabulary, token) for token in _outside_text(vocabulary) if vocabulary.special(token)]
-    others = [_added(vocabulary, token) for token in _outside_text(vocabulary) if not vocabulary.special(token)]
-    tokenizer.add_special_tokens(special)
-    tokenizer.add_tokens(others)
+    added = [_added(vocabulary, token) for token in _outside_text(vocabulary)]
+    tokenizer.add_special_tokens([token for token in added if token.special])  # pyright: ignore[reportUnknownMemberType]
+    tokenizer.add_tokens([token for token in added if not token.special])  # pyright: ignore[reportUnknownMemberType]
     return tokenizer.to_str().encode()
 
 
@@ -128,7 +127,7 @@ def _sentencepiece(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _piece(vocabulary: Vocabulary, token: int) -> str:
-    """A token as SentencePiece writes it. Converters turn its space mark into a space in user-defined tokens."""
+    """A token as SentencePiece writes it: converters write its space mark as a space in user-defined tokens."""
     text = vocabulary.tokens[token]
     return text.replace(" ", _SPACE) if vocabulary.kinds[token] == Kind.USER_DEFINED else text
 
@@ -137,8 +136,8 @@ def _merges(vocabulary: Vocabulary, tokens: list[str]) -> list[tuple[str, str]]:
     """SentencePiece joins the pair with the best-scored result; BPE wants that as a ranked list of pairs.
 
     User-defined pieces come first: SentencePiece never splits them, and a converter's score for them is a
-    placeholder. Among equal scores the longer left part comes first, so that a run of spaces grows to the longest
-    piece from its left end.
+    placeholder. Among equal scores the longer left part comes first, so that a run of spaces grows to the
+    longest piece from its left end.
     """
     ids = _ids(tokens)
     found: list[tuple[float, int, int, int, str, str]] = []

@@ -1,8 +1,8 @@
 """The GGUF container: header, metadata, tensor table, and the bytes of one tensor.
 
 Written from the published GGUF specification (versions 2 and 3, little-endian). The ``gguf`` library's own
-reader makes several arrays per string and needs 12 s to open a file with a vocabulary of 262,144 tokens; this one
-needs a fraction of a second. Block arithmetic and sizes of the quantised types are the library's.
+reader makes several arrays per string and needs 12 s to open a file with a vocabulary of 262,144 tokens; this
+one needs a fraction of a second. Block arithmetic and sizes of the quantised types are the library's.
 """
 
 import struct
@@ -133,7 +133,7 @@ def _entry(cursor: "_Cursor") -> Entry:
     if min(shape) < 1 or shape[-1] % kind.block_elements:
         raise _unreadable(
             cursor.path,
-            f"tensor {name!r} has shape {list(shape)}; {kind.name} rows are multiples of {kind.block_elements}",
+            f"tensor {name!r} has shape {list(shape)}, no multiple of {kind.name} blocks of {kind.block_elements}",
         )
     size = int(np.prod([int(n) for n in shape], dtype=object)) // kind.block_elements * kind.block_bytes
     return Entry(name, shape, kind.name, offset, size)

@@ -45,8 +45,8 @@ def gemma3(file: GgufFile, meta: Metadata) -> Layout:
 def _query_scalar(config: dict[str, Any]) -> int:
     """``query_pre_attn_scalar``, which GGUF does not store.
 
-    It is the head size in every published Gemma 3 but the 27B, where it is hidden size / heads. llama.cpp recognises
-    the 27B by its 62 layers, too.
+    It is the head size in every published Gemma 3 but the 27B, where it is hidden size / heads. llama.cpp does
+    the same: it recognises the 27B by its 62 layers.
     """
     if (config["hidden_size"], config["num_hidden_layers"]) == (5376, 62):
         return config["hidden_size"] // config["num_attention_heads"]
@@ -54,7 +54,7 @@ def _query_scalar(config: dict[str, Any]) -> int:
 
 
 def _layer_types(meta: Metadata, layers: int, window: int | None) -> list[str]:
-    """Five local layers, then a global one, unless the file says otherwise; all are global without a window."""
+    """Five local layers, then a global one, unless the file says otherwise; all global without a window."""
     key = "gemma3.attention.sliding_window_pattern"
     local: list[bool] | None = None
     if meta.is_list(key):

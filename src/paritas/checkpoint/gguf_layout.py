@@ -99,8 +99,8 @@ def linear_scaling(meta: Metadata, arch: str) -> dict[str, Any] | None:
 def interleaved_rows(rows: int, heads: int) -> NDArray[np.intp]:
     """Where each row of transformers' q or k lies in a GGUF of the ``llama`` architecture.
 
-    llama.cpp rotates neighbouring pairs (2i, 2i + 1), transformers rotates halves (i, i + d/2): its converter stores
-    row i of a head at 2i and row i + d/2 at 2i + 1.
+    llama.cpp rotates neighbouring pairs (2i, 2i + 1), transformers rotates halves (i, i + d/2): its converter
+    stores row i of a head at 2i and row i + d/2 at 2i + 1.
     """
     half = rows // heads // 2
     head, side, pair = np.meshgrid(np.arange(heads), np.arange(2), np.arange(half), indexing="ij")

@@ -1,6 +1,5 @@
-"""The ``llama`` architecture of GGUF: Llama 2 and 3, SmolLM2 and everything else that is a Llama in other words."""
+"""The ``llama`` architecture of GGUF: Llama 2 and 3, SmolLM2 and what else is a Llama by another name."""
 
-import re
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 from paritas.checkpoint.gguf_file import GgufFile
 from paritas.checkpoint.gguf_layout import BLOCK, OUTER, Layout, linear_scaling, sizes, small_tensor
 from paritas.checkpoint.gguf_metadata import Metadata
-from paritas.errors import ParitasError, Unsupported
+from paritas.errors import Unsupported
 
 _FACTORS = "rope_freqs.weight"
 _ATTENTION_BIASES = {
@@ -51,8 +50,9 @@ def llama(file: GgufFile, meta: Metadata) -> Layout:
 def llama3_factors(theta: float, head_dim: int, factor: float) -> NDArray[np.float64]:
     """By how much Llama 3's scaling lengthens the wave of each frequency.
 
-    From the definition in the Llama 3.1 release (low 1, high 4, original context 8192): waves shorter than 8192/4
-    positions are kept, waves longer than 8192 are stretched by ``factor``, and in between the frequency is blended.
+    From the definition in the Llama 3.1 release (low 1, high 4, original context 8192): waves shorter than
+    8192/4 positions are kept, waves longer than 8192 are stretched by ``factor``, and in between the frequency
+    is a blend of both.
     """
     low, high, original = 1.0, 4.0, 8192.0
     wave = 2 * np.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
@@ -61,7 +61,7 @@ def llama3_factors(theta: float, head_dim: int, factor: float) -> NDArray[np.flo
 
 
 def _rope_scaling(file: GgufFile, meta: Metadata, config: dict[str, Any]) -> dict[str, Any] | None:
-    """Llama 3's scaling is baked into a tensor of factors: its parameters are found again, and checked against it."""
+    """Llama 3's scaling is stored as a tensor of factors: its parameters are found again and checked."""
     linear = linear_scaling(meta, "llama")
     if _FACTORS not in file.entries:
         return linear
@@ -71,7 +71,7 @@ def _rope_scaling(file: GgufFile, meta: Metadata, config: dict[str, Any]) -> dic
         return None
     if linear is None and factor > 0 and len(stored) == config["head_dim"] // 2:
         computed = llama3_factors(config["rope_theta"], config["head_dim"], factor)
-        # Converters blend in fp32: an error of some 2**-24 times log(theta) in the blend, which is linear in 1 / factor.
+        # Converters blend in fp32: the blend, linear in 1 / factor, is off by some 2**-24 times log(theta).
         if stored.min() > 0 and np.abs(1 / stored - 1 / computed).max() <= 4e-6:
             return {
                 "rope_type": "llama3",
@@ -82,8 +82,8 @@ def _rope_scaling(file: GgufFile, meta: Metadata, config: dict[str, Any]) -> dic
             }
     raise Unsupported(
         "gguf-rope-factors",
-        f"the {len(stored)} RoPE factors (largest {factor:g}) are not those of Llama 3's scaling "
-        f"(low 1, high 4, original context 8192) at theta {config['rope_theta']:g}, head size {config['head_dim']}",
+        f"the {len(stored)} RoPE factors (largest {factor:g}) are not those of Llama 3's scaling (low 1, "
+        f"high 4, original context 8192) at theta {config['rope_theta']:g}, head size {config['head_dim']}",
         place=f"{meta.path}: {_FACTORS}",
         hint="Export from the original Hugging Face checkpoint.",
     )
@@ -97,12 +97,11 @@ def _no_experts(meta: Metadata) -> None:
 
 def _all_or_none(file: GgufFile, names: dict[str, str], layers: int) -> bool:
     """Whether the layers have these biases. transformers' Llama has all of them, or none."""
-    inside = {m[1] for name in file.entries if (m := re.fullmatch(r"blk\.\d+\.(.+)", name))}
     present = sum(f"blk.{layer}.{name}" in file.entries for layer in range(layers) for name in names)
     if present not in (0, layers * len(names)):
         raise Unsupported(
             "gguf-partial-biases",
-            f"{present} of {layers * len(names)} biases are present ({', '.join(sorted(inside & set(names)))}); "
+            f"{present} of {layers * len(names)} biases are present (of {', '.join(names)}); "
             "transformers' Llama has all of them or none",
             place=str(file.path),
         )

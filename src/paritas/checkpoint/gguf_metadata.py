@@ -11,7 +11,7 @@ T = TypeVar("T", bool, int, float, str)
 
 # Keys that say nothing about what the model computes, and why.
 IGNORABLE: Mapping[str, str] = {
-    "tensor_data_layout": "names the converter's source; the row order of q and k is the same in every layout",
+    "tensor_data_layout": "names the converter's source; every source gives the same row order",
     "rope.scaling.finetuned": "a remark on the training",
     "rope.scaling.original_context_length": "only YaRN computes with it, and YaRN is refused",
 }
@@ -34,7 +34,7 @@ IGNORABLE_TOKENIZER: Mapping[str, str] = {
 
 
 class Metadata:
-    """The metadata of one file. Every key that is asked for is remembered; :meth:`account` stops at the others."""
+    """The metadata of one file. Keys asked for are remembered; :meth:`account` stops at the others."""
 
     def __init__(self, values: Mapping[str, Value], path: Path) -> None:
         self.path = path
@@ -69,7 +69,7 @@ class Metadata:
             return None
         if kind is float and type(value) is int:
             return kind(value)
-        if type(value) is not kind:
+        if not isinstance(value, kind) or type(value) is not kind:  # a bool is an int
             raise self._wrong_type(key, kind.__name__)
         return value
 
@@ -81,7 +81,7 @@ class Metadata:
             return None
         if not isinstance(value, list):
             raise self._wrong_type(key, f"array of {kind.__name__}")
-        found = [item for item in value if type(item) is kind]
+        found = [item for item in value if isinstance(item, kind) and type(item) is kind]
         if len(found) != len(value):
             raise self._wrong_type(key, f"array of {kind.__name__}")
         return found

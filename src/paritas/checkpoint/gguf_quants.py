@@ -1,7 +1,7 @@
 """How GGUF stores numbers: the type of a tensor by its number, and blocks widened to fp32.
 
 This is the only file that touches the ``gguf`` library, which is untyped in part. What it computes is the
-library's ``dequantize``, by the authors of the formats; only the shape in which it gets its blocks is chosen here.
+library's ``dequantize``, by the authors of the formats; only the shape in which it gets blocks is chosen here.
 """
 
 from dataclasses import dataclass
@@ -60,8 +60,8 @@ def _readable(name: str) -> StoredType | None:
 def widen(raw: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
     """Every number in these blocks, in order, in fp32, as the library computes it.
 
-    The blocks of all rows are one run of bytes, so they are regrouped into long rows; this is five times as fast
-    as the library on rows as stored.
+    The blocks of all rows are one run of bytes, so they are regrouped into long rows; this is five times as
+    fast as the library on rows as stored.
     """
     kind = GGMLQuantizationType[name]
     elements, size = GGML_QUANT_SIZES[kind]

@@ -10,7 +10,7 @@ from paritas.checkpoint.gguf_bpe import build_tokenizer, check_supported
 from paritas.checkpoint.gguf_metadata import Metadata
 from paritas.checkpoint.gguf_vocabulary import Vocabulary, read_vocabulary, token_id
 
-# What ends a turn in the chat templates of the supported families; the token counts only if the template says it.
+# What ends a turn in chat templates; the token counts only if the template says it.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 _SAMPLING = {"top_k": int, "top_p": float, "min_p": float, "temp": float, "penalty_repeat": float}
 
@@ -31,7 +31,7 @@ class GgufTokenizer:
 
 
 class _Files(Mapping[str, bytes]):
-    """The tokenizer's files. tokenizer.json takes seconds for a large vocabulary, so it is built when asked for."""
+    """The tokenizer's files. tokenizer.json takes seconds for a large vocabulary: built when asked for."""
 
     def __init__(self, vocabulary: Vocabulary, small: dict[str, bytes], place: str) -> None:
         self._vocabulary = vocabulary

@@ -76,7 +76,7 @@ def read_vocabulary(meta: Metadata, rows: int) -> Vocabulary:
     if len(tokens) > rows or len(kinds) != len(tokens) or (model == "llama" and len(scores) != len(tokens)):
         raise ParitasError(
             "gguf-vocabulary",
-            f"{len(tokens)} tokens, {len(kinds)} token types and {len(scores)} scores for {rows} embedding rows",
+            f"{len(tokens)} tokens, {len(kinds)} token types, {len(scores)} scores, {rows} embedding rows",
             place=str(meta.path),
         )
     bos_by_default = model == "llama" or pre in ("llama-bpe", "llama3", "llama-v3")  # as llama.cpp

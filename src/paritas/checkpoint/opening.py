@@ -37,7 +37,9 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
 
 
 def locate(model: str | Path) -> Path:
-    """The path of a model on this machine; a Hub id is fetched into the Hub's own cache (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE).
+    """The path of a model on this machine.
+
+    A Hub id is fetched into the Hub's own cache; HF_HOME, HF_TOKEN and HF_HUB_OFFLINE are honoured.
 
     Raises:
         ParitasError: ``checkpoint-missing``.
@@ -57,7 +59,7 @@ def locate(model: str | Path) -> Path:
 
 
 def text_only(checkpoint: Checkpoint) -> Checkpoint:
-    """The text half of a multimodal checkpoint: its ``text_config``; a checkpoint that has none is returned as it is."""
+    """The text half of a multimodal checkpoint, by its ``text_config``; one that has none is returned as it is."""
     inner = checkpoint.config.get("text_config")
     if not isinstance(inner, dict):
         return checkpoint
@@ -71,7 +73,7 @@ def text_only(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _from_hub(model_id: str) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:

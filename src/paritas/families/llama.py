@@ -1,4 +1,4 @@
-"""Llama: pre-norm decoder, one RoPE for all layers. Llama 2 and 3.x, SmolLM2, TinyLlama and what else saves itself as `llama`.
+"""Llama: pre-norm decoder, one RoPE for all layers. Llama 2 and 3.x, SmolLM2, TinyLlama and their like.
 
 Source: transformers models/llama/{configuration,modeling}_llama.py.
 """

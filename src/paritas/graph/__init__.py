@@ -1,0 +1,1 @@
+"""Spec -> graph: one module a part of the decoder, in the semantic operations of a target."""

@@ -19,7 +19,7 @@ def attention(
     x: ir.Value,
     past: tuple[ir.Value, ir.Value],
 ) -> tuple[ir.Value, tuple[ir.Value, ir.Value]]:
-    """[batch, sequence, hidden] in and out; returns also the present key and value, [batch, kv_heads, total, head_dim]."""
+    """[batch, sequence, hidden] in and out; also the present key and value, [batch, kv_heads, total, head_dim]."""
     q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     with graph.scope("self_attn"):
         q = linear(graph, target, "q_proj", x, hidden, q_width, spec.qkv_bias)

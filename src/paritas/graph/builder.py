@@ -1,6 +1,6 @@
 """A graph under construction: scoped names, operators, and initializers that remember the weight they come from."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,7 +35,7 @@ class Graph:
         self.weights: dict[str, Weight] = {}
 
     @contextmanager
-    def scope(self, *names: str) -> Iterator[None]:
+    def scope(self, *names: str) -> Generator[None]:
         """Everything inside is named under ``names``."""
         for name in names:
             self._path.append(name)
@@ -46,7 +46,7 @@ class Graph:
             self._path.pop()
 
     @contextmanager
-    def root(self) -> Iterator[None]:
+    def root(self) -> Generator[None]:
         """Leave every scope: for what belongs to no module."""
         held, self._path = self._path, []
         yield

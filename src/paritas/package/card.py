@@ -25,7 +25,7 @@ paritas generate . "Hello"
 paritas verify . --against CHECKPOINT
 ```
 
-`evidence/` holds the record of the export and of its verification: versions, hashes, prompts as ids, floors, differences.
+`evidence/` holds the record of the export and of its verification: versions, hashes, prompts, floors, differences.
 """
 
 _MEANING = {

@@ -49,11 +49,11 @@ def write_data(
             start = position
             for block in weight.blocks():
                 _check_finite(block, name, weight)
-                data = memoryview(np.ascontiguousarray(block, dtype="<f4")).cast("B")
+                data = np.ascontiguousarray(block, dtype="<f4").data
                 file.write(data)
                 digest.update(data)
-                position += len(data)
-                advance(len(data))
+                position += data.nbytes
+                advance(data.nbytes)
             placed[name] = Placed(start, position - start)
     return placed, digest.hexdigest()
 

@@ -1,4 +1,4 @@
-"""genai_config.json: what ORT GenAI needs to run the graph, from the graph's own inputs and the checkpoint's own defaults."""
+"""genai_config.json: what ORT GenAI needs, from the graph's own inputs and the checkpoint's own defaults."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -65,7 +65,7 @@ def genai_config(
     attention = spec.layers[0].attention
     inputs = [value.name or "" for value in graph.inputs]
     outputs = [value.name or "" for value in graph.outputs]
-    config = {
+    config: dict[str, Any] = {
         "model": {
             **token_ids,
             "context_length": context,
@@ -100,9 +100,10 @@ def genai_config(
 
 
 def token_ids(generation: Mapping[str, Any], config: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, Any]:
-    """bos, eos and pad ids as transformers resolves them: generation_config.json, else config.json, else the class's default.
+    """bos, eos and pad ids as transformers resolves them.
 
-    A list of eos ids is kept whole. pad is one number for ORT GenAI: a list's first, and the first eos where there is none.
+    generation_config.json goes before config.json, and that before the class's defaults. A list of eos ids is kept
+    whole. pad is one number for ORT GenAI: a list's first, and the first eos where there is none.
     """
     ids: dict[str, Any] = {}
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import onnx
 import onnx_ir as ir
 
 import paritas
@@ -35,4 +34,4 @@ def write_model(folder: Path, graph: Graph, placed: Mapping[str, Placed], metada
         producer_version=paritas.__version__,
         metadata_props=dict(metadata),
     )
-    onnx.save(ir.to_proto(model), str(folder / MODEL))
+    (folder / MODEL).write_bytes(ir.to_proto(model).SerializeToString())

@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ _RENAME_EXCHANGE = 2
 
 
 @contextmanager
-def staging(out: Path) -> Iterator[Path]:
+def staging(out: Path) -> Generator[Path]:
     """A temporary sibling of ``out`` to write into; it is removed on the way out, however that happens."""
     folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
     try:
@@ -60,7 +60,7 @@ def check_output(out: Path, *, force: bool) -> None:
 
 
 def publish(folder: Path, out: Path) -> None:
-    """Give the finished ``folder`` its final name, flushed to the disk; what was there before is gone only after that."""
+    """Give the finished ``folder`` its final name, flushed to the disk; the old package goes only after that."""
     for path in sorted(folder.rglob("*")):
         _sync(path)
     _sync(folder)

@@ -1,4 +1,4 @@
-"""The tokenizer files of a package: the checkpoint's own, checked that they load, the chat template in a file of its own."""
+"""The tokenizer files of a package: the checkpoint's own, checked that they load."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def tokenizer_files(files: Mapping[str, bytes], place: str) -> dict[str, bytes]:
             "tokenizer-missing",
             "the checkpoint has no tokenizer.json",
             place=place,
-            hint="Save the tokenizer with transformers (AutoTokenizer(...).save_pretrained), or export without one: --no-tokenizer.",
+            hint="Save it with transformers (AutoTokenizer(...).save_pretrained), or export without: --no-tokenizer.",
         )
     try:
         Tokenizer.from_str(files["tokenizer.json"].decode())

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from paritas.errors import Invalid
 
-LIMIT = 400  # a native message can carry a whole stack of C++ templates
+HEAD, TAIL = 150, 250  # what was tried stands first, the reason last; between them, C++ signatures
 
 
 def condensed(error: BaseException) -> str:
     """The message of ``error`` on one line, of bounded length."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= LIMIT else text[: LIMIT - 3] + "..."
+    return text if len(text) <= HEAD + TAIL else f"{text[:HEAD]} ... {text[-TAIL:]}"
 
 
 def refusal(runtime: str, doing: str, error: BaseException, place: Path) -> Invalid:

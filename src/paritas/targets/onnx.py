@@ -1,4 +1,4 @@
-"""Standard operators only (opset 23): Attention, RotaryEmbedding, RMSNormalization. Runs wherever ONNX runs; left padding works."""
+"""Standard operators only (opset 23): Attention, RotaryEmbedding, RMSNormalization. Left padding works."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ class OnnxTarget(Target):
         return out, (key, value)
 
     def head(self, graph: Graph, x: ir.Value, table: ir.Value, hidden: int, vocab: int) -> ir.Value:
-        """Gemm reads the table as it lies (transB), so that a tied one is stored once; it wants two axes, hence the shapes."""
+        """Gemm reads the table as it lies (transB): a tied one is stored once. It wants two axes, hence the shapes."""
         op = graph.op
         rows = op.Reshape(x, graph.constant(np.array([-1, hidden]), "shape.rows"))
         logits = op.Gemm(rows, table, transB=1)

@@ -45,7 +45,7 @@ def steps(decoder: Decoder, sequence: Sequence) -> Answer:
 
 
 def padded_batch(decoder: Decoder, rows: tuple[Sequence, ...]) -> tuple[Answer, ...]:
-    """The rows as one batch, the shorter ones padded on the left: all but four tokens at once, then a step each."""
+    """The rows as one batch, padded on the left: all but four tokens at once, then a step each."""
     width = max(len(row.ids) for row in rows)
     ids, mask = np.zeros((len(rows), width), np.int64), np.zeros((len(rows), width), np.int64)
     for index, row in enumerate(rows):

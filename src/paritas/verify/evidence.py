@@ -1,4 +1,4 @@
-"""The machine-readable record of a verification. Whoever has the checkpoint and the package can repeat it from this."""
+"""The machine-readable record of a verification, from which it can be repeated."""
 
 import json
 import math
@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from paritas.verify.verdict import Verdict
+from paritas.errors import Exit
+from paritas.verify.verdict import EXITS, Verdict
 
 SCHEMA_VERSION = 1
 FILE = "evidence/evidence.json"
@@ -163,6 +164,15 @@ class Evidence(Record):
     verdict: Verdict
     worst_floors: Compact | None = Field(description="over all probes; None if nothing was measured")
 
+    @property
+    def exit_code(self) -> Exit:
+        """Of a command that ends with this evidence."""
+        return EXITS[self.verdict]
+
+    def summary(self) -> dict[str, Any]:
+        """What a command gives with ``--json``: everything but the ids and the numbers of every position."""
+        return self.model_dump(mode="json", exclude={"sequences": True, "probes": {"__all__": {"differences"}}})
+
     def write(self, folder: Path) -> Path:
         """Write ``evidence/evidence.json`` under ``folder``, and give its path."""
         path = folder / FILE
@@ -171,7 +181,7 @@ class Evidence(Record):
         return path
 
     def to_json(self) -> str:
-        """JSON with a line for each probe, sequence and finding: short enough to read, and to compare by lines."""
+        """JSON with a line for each probe, sequence and finding, to be read and compared by lines."""
         values = self.model_dump(mode="json")
         lines = (f"{json.dumps(key)}: {_lines(value)}" for key, value in values.items())
         return "{\n" + ",\n".join(lines) + "\n}"

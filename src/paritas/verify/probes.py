@@ -1,4 +1,4 @@
-"""What is asked of a package: sequences of tokens, and the probes that put them, each with the boundary it crosses."""
+"""What is asked of a package: sequences of tokens, and the probes that put them."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -63,7 +63,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run's sequences, and the probes over them; ``prompts`` become sequences once the reference has answered."""
+    """A run's sequences and probes; ``prompts`` become sequences once the reference has answered."""
 
     sequences: tuple[Sequence, ...]
     prompts: tuple[tuple[str, tuple[int, ...]], ...]

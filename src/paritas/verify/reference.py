@@ -1,4 +1,4 @@
-"""The reference: transformers' own class on the checkpoint, fp32, eager attention, never patched, never ``generate``.
+"""The reference: transformers' own class on the checkpoint, fp32, eager, never patched, never ``generate``.
 
 It is loaded once. The other ways in which it is asked (fp64, SDPA) are the same object, cast or switched by
 transformers' own methods, so that a checkpoint that takes minutes to read (GGUF) is read once: bf16 -> fp32

@@ -9,6 +9,7 @@ import numpy as np
 
 from paritas.checkpoint import open_checkpoint
 from paritas.errors import Invalid, ParitasError
+from paritas.progress import Progress, silent
 from paritas.runtime.decoder import Decoder
 from paritas.runtime.package import Package, open_package
 from paritas.runtime.padding import left_padding_obstacle
@@ -25,16 +26,12 @@ from paritas.verify.evidence import (
 from paritas.verify.probes import Manner, Plan, Probe, make_plan
 from paritas.verify.reference import Facts, require_torch
 from paritas.verify.text import SEED, RandomIds, Source, ids_source
-from paritas.verify.truth import Progress, Truth, Truths, find_truths
+from paritas.verify.truth import Truth, Truths, find_truths
 from paritas.verify.verdict import combine
 
 RUNTIMES = ("onnxruntime", "onnxruntime-genai")
 _ABSENT = frozenset({"genai-missing", "genai-config-missing"})
 _Judged = tuple[ProbeRecord, tuple[Finding, ...]]
-
-
-def silent(doing: str, done: int, total: int) -> None:
-    """A progress callback that shows nothing."""
 
 
 def verify(

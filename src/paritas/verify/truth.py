@@ -9,13 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paritas.errors import Invalid
+from paritas.progress import Progress
 from paritas.verify.compare import Logits
 from paritas.verify.floor import FP64, SDPA, STEPS, Noise, floors
 from paritas.verify.probes import NEW_TOKENS, Plan, Sequence
 from paritas.verify.reference import Facts, Reference
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def judge(floors: float) -> Verdict:
 
 
 def combine(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst of them. What was not tested counts neither way; if nothing was tested, that is the verdict."""
+    """The worst of them. What was not tested counts neither way, unless nothing else was."""
     seen = set(verdicts)
     return next((verdict for verdict in _WORST_FIRST if verdict in seen), Verdict.NOT_TESTED)
 
