@@ -334,6 +334,41 @@ def test_what_is_no_decoder_is_invalid_with_the_reason(
     assert fact in caught.value.fact
 
 
+@pytest.mark.parametrize(
+    ("projection", "shape", "width"),
+    [("MatMul", (64, 8), 16), ("MatMulNBits", (8, 2, 16), 16), ("MatMul", (66, 8), None), ("Relu", (), None)],
+)
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_head_width_left_free_is_found_at_the_attention(
+    tmp_path: Path, projection: str, shape: tuple[int, ...], width: int | None, gated: bool
+) -> None:
+    """ORT GenAI's builder leaves the last size of its caches free."""
+    pasts = [_value(f"past.0.{half}", F, "b", 2, "p", "kv_cache_dim") for half in ("key", "value")]
+    nodes = [
+        helper.make_node("GroupQueryAttention", ["q", "", "", "past.0.key", "past.0.value"], ["a"], num_heads=4),
+        helper.make_node("Mul", ["a", "gate"], ["gated"]),
+        helper.make_node(projection, ["gated" if gated else "a", "w"], ["o"]),
+    ]
+    if projection == "MatMulNBits":
+        nodes[-1].attribute.append(helper.make_attribute("K", 64))
+    file = write(tmp_path / "model.onnx", [IDS, *pasts], [LOGITS, *PRESENT], *nodes)
+    model = onnx.load(file)
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(shape, np.float32), "w"))
+    onnx.save(model, file)
+    if width is None:
+        with pytest.raises(Invalid, match="graph-cache-layout"):
+            read_ports(file)
+    else:
+        assert read_ports(file).caches[0].head_dim == width
+
+
+def test_a_cache_that_is_overwritten_is_refused_by_a_plain_session(tmp_path: Path) -> None:
+    node = _attention("GroupQueryAttention", "com.microsoft", 9, sliding_window_cache=1)
+    file = write(tmp_path / "model.onnx", [IDS], [LOGITS], node)
+    with pytest.raises(Invalid, match="graph-window-cache"):
+        RawSession(open_package(file))
+
+
 def _attention(op: str, domain: str, inputs: int, **attributes: int) -> onnx.NodeProto:
     return helper.make_node(op, [f"i{n}" for n in range(inputs)], ["o"], domain=domain, **attributes)
 
@@ -451,6 +486,32 @@ def test_genai_says_what_it_cannot_do(tmp_path: Path) -> None:
         GenAISession(open_package(tmp_path), capacity=CONTEXT + 1)
 
 
+def test_a_windowed_package_has_room_for_its_window(tmp_path: Path) -> None:
+    """The runtime refuses a windowed cache that is smaller than its window, however short the text."""
+    tables = decoder(tmp_path / "model.onnx")
+    config(tmp_path)
+    values = json.loads((tmp_path / "genai_config.json").read_text())
+    window = {"window_size": 20, "slide_key_value_cache": False, "slide_inputs": False, "layers": [0]}
+    values["model"]["decoder"]["sliding_window"] = window
+    (tmp_path / "genai_config.json").write_text(json.dumps(values))
+    runtime = GenAISession(open_package(tmp_path), capacity=8)
+    tokens = ids(20)
+    logits, state = runtime.forward(tokens)
+    assert worst(logits[0], tables.logits(tokens[0])) < FLOOR
+    with pytest.raises(Invalid, match="genai-context"):
+        runtime.forward(tokens[:, :1], state)
+
+
+def test_genai_never_loads_code_that_a_package_names(tmp_path: Path) -> None:
+    decoder(tmp_path / "model.onnx")
+    config(tmp_path)
+    values = json.loads((tmp_path / "genai_config.json").read_text())
+    values["model"]["decoder"]["session_options"] = {"provider_options": [{"x": {"custom_ops_library": "x.so"}}]}
+    (tmp_path / "genai_config.json").write_text(json.dumps(values))
+    with pytest.raises(ParitasError, match="package-native-code"):
+        GenAISession(open_package(tmp_path))
+
+
 def test_what_genai_needs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder(tmp_path / "model.onnx")
     with pytest.raises(ParitasError, match="genai-config-missing"):
@@ -532,8 +593,15 @@ BREAKS: Mapping[str, tuple[str, Callable[[Path], Any]]] = {
     "above": ("package-data-hostile", lambda p: _external(p / "model.onnx", location="x/../../data")),
     "drive": ("package-data-hostile", lambda p: _external(p / "model.onnx", location="C:\\data")),
     "backslash": ("package-data-hostile", lambda p: _external(p / "model.onnx", location="..\\data")),
+    "no type": ("package-model-broken", lambda p: _retype(p / "model.onnx")),
     "link": ("package-data-hostile", _link_out),
 }
+
+
+def _retype(file: Path) -> None:
+    model = onnx.load(file, load_external_data=False)
+    next(t for t in model.graph.initializer if t.external_data).data_type = 99
+    onnx.save(model, file)
 
 
 def _cut(file: Path) -> None:
@@ -660,7 +728,8 @@ def test_a_package_speaks_as_its_decoder_does(speaker: Path, runtime: Any, chat:
     expected = _truth(speaker, run.prompt, 12)
     stop = next((i for i, token in enumerate(expected) if token in (2, 4)), 12)
     assert run.tokens == expected[:stop]
-    assert "".join(pieces) == tokenizer.decode(run.prompt + run.tokens)[len(tokenizer.decode(run.prompt)) :]
+    text = tokenizer.decode(run.prompt + run.tokens)[len(tokenizer.decode(run.prompt)) :]
+    assert "".join(pieces) == (text.rstrip("\ufffd") if stop == 12 else text)
     assert run.prompt == (
         tokenizer.encode_chat([{"role": "user", "content": "Hi"}]) if chat else tokenizer.encode("Hi")
     )
@@ -691,7 +760,8 @@ def test_without_a_genai_config_the_checkpoints_own_end_counts(speaker: Path) ->
     (speaker / "genai_config.json").unlink()
     run = generate(open_package(speaker), "Hi", max_new_tokens=3)
     assert run.runtime.startswith("onnxruntime 1")
-    free = list(run) and run.tokens
+    list(run)
+    free = run.tokens
     (speaker / "generation_config.json").write_text(json.dumps({"eos_token_id": free[1]}))
     run = generate(open_package(speaker), "Hi", max_new_tokens=3)
     list(run)
@@ -721,6 +791,15 @@ def test_a_generation_that_cannot_be_is_refused_before_anything_is_loaded(speake
             generate(package, **settings)
     with pytest.raises(RuntimeError, match="every piece"):
         _ = generate(package, "Hi", chat=False, max_new_tokens=3).statistics
+
+
+def test_a_cut_within_a_character_writes_no_half_of_it(speaker: Path) -> None:
+    tokenizer = ChatTokenizer.open(speaker)
+    for seed in range(12):  # random bytes: most cuts fall within a character
+        run = generate(open_package(speaker), "Hi", max_new_tokens=3, runtime="onnxruntime", seed=seed)
+        text = "".join(run)
+        assert tokenizer.decode(run.tokens).rstrip("\ufffd").startswith(text.rstrip("\ufffd"))
+        assert not text.endswith("\ufffd") or run.statistics.stop_reason == "eos"
 
 
 def test_logits_that_are_not_numbers_are_never_spoken(speaker: Path) -> None:

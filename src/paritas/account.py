@@ -1,26 +1,35 @@
 """Accounting: every tensor of the checkpoint is used, or dropped with a reason; nothing is lost in silence."""
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paritas.checkpoint import Tensor
 from paritas.errors import ParitasError
 from paritas.spec import Decoder
 from paritas.weights import Weight
 
+_ROWS = 4096  # of two tables in memory at a time
 
 def renamed(tensors: Mapping[str, Tensor], renames: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
-    """The tensors under the text model's own names."""
+    """The tensors under the text model's own names.
+
+    Raises:
+        ParitasError: ``tensor-duplicated`` if two tensors come to the same name.
+    """
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        for old, new in renames:
-            if name.startswith(old):
-                result[new + name.removeprefix(old)] = tensor
-                break
-        else:
-            result[name] = tensor
+        own = next((new + name.removeprefix(old) for old, new in renames if name.startswith(old)), name)
+        if own in result:
+            raise ParitasError(
+                "tensor-duplicated",
+                f"{result[own].name} and {name} are both the text model's {own}",
+                place=tensor.place,
+                hint="Fetch the checkpoint again: which of the two is meant cannot be told.",
+            )
+        result[own] = tensor
     return result
 
 
@@ -39,22 +48,22 @@ def dropped(
         rules: (pattern, reason), the family's and the person's.
 
     Raises:
-        ParitasError: ``tensor-unused`` if no rule gives a reason; ``tied-head-differs``.
+        ParitasError: ``tensor-unused`` if no rule gives a reason; ``tied-head-differs``; and what a tensor raises whose
+            stored type cannot be read.
     """
     used = {source for weight in weights.values() for source in weight.sources}
     reasons: dict[str, str] = {}
     unexplained: list[str] = []
     for name, tensor in tensors.items():
         if tensor.name in used:
-            continue
-        rule = next((reason for pattern, reason in rules if fnmatch.fnmatchcase(name, pattern)), None)
-        if name == "lm_head.weight" and spec.tied_head:
+            tensor.rows(0, 0)  # reads nothing, but refuses a stored type that cannot be widened
+        elif name == "lm_head.weight" and spec.tied_head:
             _check_tied(tensors["model.embed_tokens.weight"], tensor)
-            rule = "equal to the embedding, which the head is tied to"
-        if rule is None:
-            unexplained.append(tensor.name)
+            reasons[tensor.name] = "equal to the embedding, which the head is tied to"
+        elif (reason := _reason((name, tensor.name), rules)) is not None:
+            reasons[tensor.name] = reason
         else:
-            reasons[tensor.name] = rule
+            unexplained.append(tensor.name)
     if unexplained:
         raise ParitasError(
             "tensor-unused",
@@ -72,16 +81,25 @@ def tensors_place(tensors: Mapping[str, Tensor], name: str) -> str:
     return next((tensor.place for tensor in tensors.values() if tensor.name == name), "")
 
 
-def _check_tied(table: Tensor, head: Tensor) -> None:
-    same = table.shape == head.shape and all(
-        np.array_equal(table.rows(i, min(i + 4096, len_)), head.rows(i, min(i + 4096, len_)))
-        for len_ in (table.shape[0],)
-        for i in range(0, len_, 4096)
+def _reason(names: Sequence[str], rules: Sequence[tuple[str, str]]) -> str | None:
+    """The reason of the first rule that knows the tensor, by the text model's name or by its own."""
+    return next(
+        (reason for pattern, reason in rules if any(fnmatch.fnmatchcase(name, pattern) for name in names)), None
     )
-    if not same:
+
+
+def _check_tied(table: Tensor, head: Tensor) -> None:
+    if table.shape != head.shape or not all(np.array_equal(*pair) for pair in _blocks(table, head)):
         raise ParitasError(
             "tied-head-differs",
             f"tie_word_embeddings is true, but {head.name} is not equal to {table.name}",
             place=head.place,
-            hint="Set tie_word_embeddings to false if the checkpoint has a head of its own, or remove the stale tensor.",
+            hint="Set tie_word_embeddings to false if the checkpoint has a head of its own, or remove the stale "
+            "tensor. Only who trained the model can tell which.",
         )
+
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple[NDArray[np.float32], ...]]:
+    rows = tensors[0].shape[0]
+    for start in range(0, rows, _ROWS):
+        yield tuple(tensor.rows(start, min(start + _ROWS, rows)) for tensor in tensors)

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 
 from paritas.errors import ParitasError
+from paritas.package.staging import existing_parent
 from paritas.weights import BLOCK_BYTES, Weight
 
 _SLACK = 64 << 20  # graph, tokenizer, evidence, alignment
@@ -18,13 +19,14 @@ def check_resources(out: Path, data_bytes: int, weights: Mapping[str, Weight]) -
     Raises:
         ParitasError: ``disk-full``, ``memory-short``; with what is needed and what there is.
     """
-    free = shutil.disk_usage(out.absolute().parent).free
+    disk = existing_parent(out)
+    free = shutil.disk_usage(disk).free
     needed = data_bytes + _SLACK
     if free < needed:
         raise ParitasError(
             "disk-full",
             f"the package needs {needed:,} bytes and {free:,} are free",
-            place=str(out.absolute().parent),
+            place=str(disk),
             hint="Free some space, or choose an output on another disk.",
         )
     largest = max((weight.bytes for weight in weights.values() if weight.whole), default=0)

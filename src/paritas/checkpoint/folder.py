@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from paritas.checkpoint.base import Checkpoint, Tensor
 from paritas.checkpoint.safetensors import read_safetensors
@@ -11,6 +12,9 @@ from paritas.errors import ParitasError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SHARDS = "model-*.safetensors"
+ADAPTER = "adapter_config.json"
+_MERGE = "An adapter is no model: merge it into its base model (merge_and_unload), save that, and give its folder."
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -30,10 +34,7 @@ def open_folder(folder: Path) -> Checkpoint:
     config = folder / "config.json"
     if not config.is_file():
         raise ParitasError(
-            "config-missing",
-            "the folder has no config.json",
-            place=str(folder),
-            hint="Give the folder that save_pretrained or a Hub download made, or a .gguf file.",
+            "config-missing", "the folder has no config.json", place=str(folder), hint=_instead_of_config(folder)
         )
     generation = folder / "generation_config.json"
     return Checkpoint(
@@ -54,7 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ParitasError(
             "json-corrupt", f"not JSON: {error}", place=str(path), hint="Repair it or fetch it again."
         ) from None
@@ -69,15 +70,37 @@ def _tensors(folder: Path) -> Mapping[str, Tensor]:
         return dict(read_safetensors(folder / SINGLE))
     if (folder / INDEX).is_file():
         return _sharded(folder)
-    pickled = sorted(folder.glob("*.bin")) + sorted(folder.glob("*.pt"))
     raise ParitasError(
         "weights-missing",
         f"the folder has neither {SINGLE} nor {INDEX}",
         place=str(folder),
-        hint=f"{pickled[0].name} could run code and is not opened: save it again with safetensors."
-        if pickled
-        else "Fetch the weights, or give a .gguf file.",
+        hint=_instead_of_weights(folder),
     )
+
+
+def _instead_of_config(folder: Path) -> str:
+    """The next step for a folder that is something else than a checkpoint."""
+    if (folder / ADAPTER).is_file():
+        return _MERGE
+    if files := sorted(folder.glob("*.gguf")):
+        return f"Give the file itself: {files[0]}"
+    return "Give the folder that save_pretrained or a Hub download made, or a .gguf file."
+
+
+def _instead_of_weights(folder: Path) -> str:
+    """The next step for a folder whose weights are something else than we open."""
+    found = {path.name for path in folder.iterdir()}
+    if shards := sorted(name for name in found if fnmatchcase(name, SHARDS)):
+        return f"Fetch {INDEX}, which says what is in {shards[0]} and its like."
+    if ADAPTER in found or "adapter_model.safetensors" in found:
+        return _MERGE
+    if others := sorted(name for name in found if name.endswith(".safetensors")):
+        return f"If {others[0]} holds them, name it {SINGLE}."
+    if pickled := sorted(name for name in found if name.endswith((".bin", ".pt", ".pth"))):
+        return f"{pickled[0]} could run code and is not opened: save it again with safetensors."
+    if files := sorted(name for name in found if name.endswith(".gguf")):
+        return f"Give the file itself: {folder / files[0]}"
+    return "Fetch the weights, or give a .gguf file."
 
 
 def _sharded(folder: Path) -> Mapping[str, Tensor]:
@@ -85,7 +108,11 @@ def _sharded(folder: Path) -> Mapping[str, Tensor]:
     weight_map = read_json(place).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ParitasError("index-corrupt", "it has no weight_map", place=str(place), hint="Fetch the index again.")
-    where: dict[str, str] = {str(name): str(file) for name, file in weight_map.items()}  # pyright: ignore[reportUnknownVariableType,reportUnknownArgumentType]
+    where = cast(dict[str, str], weight_map)
+    if nowhere := [name for name, file in where.items() if not isinstance(file, str)]:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ParitasError(
+            "index-corrupt", f"it names no file for {nowhere[0]}", place=str(place), hint="Fetch the index again."
+        )
     shards = sorted(set(where.values()))
     outside = [shard for shard in shards if Path(shard).name != shard]
     if outside:
@@ -102,7 +129,7 @@ def _sharded(folder: Path) -> Mapping[str, Tensor]:
             place=str(place),
             hint="Fetch them.",
         )
-    if stray := sorted({file.name for file in folder.glob("model-*.safetensors")} - set(shards)):
+    if stray := sorted({file.name for file in folder.glob(SHARDS)} - set(shards)):
         raise ParitasError(
             "index-incomplete",
             f"the index does not name {', '.join(stray)}",
@@ -116,16 +143,27 @@ def _sharded(folder: Path) -> Mapping[str, Tensor]:
         if absent := sorted(indexed - set(found)):
             raise ParitasError(
                 "tensor-missing",
-                f"the index promises {absent[0]} and {len(absent) - 1} more",
+                f"the index promises {_some(absent)}",
                 place=str(folder / shard),
                 hint="Fetch the shard again.",
+            )
+        if twice := sorted(set(found) & (set(where) - indexed)):
+            raise ParitasError(
+                "tensor-duplicated",
+                f"it holds {_some(twice)}, which the index says is in {where[twice[0]]}",
+                place=str(folder / shard),
+                hint="Fetch the checkpoint again: which of the two is meant cannot be told.",
             )
         if extra := sorted(set(found) - indexed):
             raise ParitasError(
                 "index-incomplete",
-                f"the index does not name {extra[0]} and {len(extra) - 1} more tensors of this file",
+                f"this file holds {_some(extra)}, which the index does not name",
                 place=str(folder / shard),
                 hint="Fetch the index again.",
             )
         tensors.update(found)
     return tensors
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -70,8 +70,9 @@ def widen(raw: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
     whole = flat.size // (run * size) * (run * size)
     out = np.empty(flat.size // size * elements, dtype=np.float32)
     middle = whole // size * elements
-    if whole:
-        out[:middle] = dequantize(flat[:whole].reshape(-1, run * size), kind).reshape(-1)
-    if whole < flat.size:
-        out[middle:] = dequantize(flat[whole:].reshape(1, -1), kind).reshape(-1)
+    with np.errstate(invalid="ignore", over="ignore"):  # who streams the weights looks for NaN and Inf
+        if whole:
+            out[:middle] = dequantize(flat[:whole].reshape(-1, run * size), kind).reshape(-1)
+        if whole < flat.size:
+            out[middle:] = dequantize(flat[whole:].reshape(1, -1), kind).reshape(-1)
     return out

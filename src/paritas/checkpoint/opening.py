@@ -1,12 +1,14 @@
 """Opens whatever a person calls a model: a folder, a GGUF file, a Hub id."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 from paritas.checkpoint.base import Checkpoint
 from paritas.checkpoint.folder import open_folder
 from paritas.errors import ParitasError
 
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _WANTED = ("*.json", "*.safetensors", "*.jinja")
 
 
@@ -22,10 +24,8 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
     path = locate(model)
     if path.is_dir():
         return open_folder(path)
-    if path.suffix == ".gguf":
-        from paritas.checkpoint.gguf import (
-            open_gguf,
-        )  # gguf's tables take a moment; a folder does not need them
+    if path.suffix.lower() == ".gguf":
+        from paritas.checkpoint.gguf import open_gguf  # its tables take a moment; a folder does not need them
 
         return open_gguf(path)
     raise ParitasError(
@@ -44,11 +44,11 @@ def locate(model: str | Path) -> Path:
     Raises:
         ParitasError: ``checkpoint-missing``.
     """
-    path = Path(model)
-    if path.exists():
-        return path
     text = str(model)
-    if text.count("/") != 1 or text.startswith((".", "/", "~")) or text.endswith(".gguf"):
+    path = Path(text).expanduser() if text.startswith("~/") else Path(text)
+    if text and path.exists():
+        return path
+    if not _HUB_ID.fullmatch(text) or text.endswith(".gguf"):
         raise ParitasError(
             "checkpoint-missing",
             "there is no such file or folder",

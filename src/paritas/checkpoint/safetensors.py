@@ -5,6 +5,7 @@ and reads with ``pread``: mapped pages of a large checkpoint would count as our 
 """
 
 import json
+import math
 import os
 import struct
 from dataclasses import dataclass
@@ -65,7 +66,16 @@ def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
     header, data = _header(path, size)
     header.pop("__metadata__", None)
     tensors = {name: _tensor(path, data, name, entry) for name, entry in header.items()}
-    end = max((data + entry["data_offsets"][1] for entry in header.values()), default=data)
+    end = data
+    for name, (start, stop) in sorted(((n, e["data_offsets"]) for n, e in header.items()), key=lambda item: item[1]):
+        if data + start != end:
+            raise ParitasError(
+                "shard-corrupt",
+                f"{name} begins at byte {start:,} of the data; the tensor before it ends at {end - data:,}",
+                place=str(path),
+                hint=_FETCH,
+            )
+        end = data + stop
     if size != end:
         raise ParitasError(
             "shard-truncated" if size < end else "shard-corrupt",
@@ -94,25 +104,33 @@ def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
             hint=_FETCH,
         )
     try:
-        header = json.loads(_pread(path, _LENGTH, length))
-    except ValueError as error:
+        header = json.loads(_pread(path, _LENGTH, length), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
         raise ParitasError("shard-corrupt", f"its header is not JSON: {error}", place=str(path), hint=_FETCH) from None
     if not isinstance(header, dict):
         raise ParitasError("shard-corrupt", "its header is not a JSON object", place=str(path), hint=_FETCH)
     return header, _LENGTH + length  # pyright: ignore[reportUnknownVariableType]
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)} is in it twice")
+    return values
+
+
 def _tensor(path: Path, data: int, name: str, entry: Any) -> SafetensorsTensor:
     try:
-        shape = tuple(int(n) for n in entry["shape"])
-        start, stop = (int(n) for n in entry["data_offsets"])
+        shape = tuple(_natural(n) for n in entry["shape"])
+        start, stop = (_natural(n) for n in entry["data_offsets"])
         dtype = str(entry["dtype"])
     except (KeyError, TypeError, ValueError):
         raise ParitasError(
             "shard-corrupt", f"its header describes {name} wrongly", place=str(path), hint=_FETCH
         ) from None
-    wanted = int(np.prod(shape, dtype=np.int64)) * _WIDTHS.get(dtype, 0)
-    if start < 0 or stop < start or (dtype in _WIDTHS and stop - start != wanted):
+    wanted = math.prod(shape) * _WIDTHS.get(dtype, 0)
+    if stop < start or (dtype in _WIDTHS and stop - start != wanted):
         raise ParitasError(
             "shard-corrupt",
             f"{name} of shape {list(shape)} and type {dtype} has {stop - start:,} bytes instead of {wanted:,}",
@@ -120,6 +138,12 @@ def _tensor(path: Path, data: int, name: str, entry: Any) -> SafetensorsTensor:
             hint=_FETCH,
         )
     return SafetensorsTensor(name, shape, dtype, str(path), path, data + start)
+
+
+def _natural(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(value)
+    return value
 
 
 def _pread(path: Path, offset: int, count: int) -> bytearray:

@@ -1,12 +1,14 @@
-"""The tokenizer files of a package: the checkpoint's own, checked that they load."""
+"""The tokenizer files of a package: the checkpoint's own, checked that they load, the chat template in a file of its own."""
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 
 from paritas.errors import ParitasError
+
+_TEMPLATE = "chat_template.jinja"
 
 
 def tokenizer_files(files: Mapping[str, bytes], place: str) -> dict[str, bytes]:
@@ -20,34 +22,55 @@ def tokenizer_files(files: Mapping[str, bytes], place: str) -> dict[str, bytes]:
             "tokenizer-missing",
             "the checkpoint has no tokenizer.json",
             place=place,
-            hint="Save it with transformers (AutoTokenizer(...).save_pretrained), or export without: --no-tokenizer.",
+            hint="Save the tokenizer with transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...)), or "
+            "export without one: --no-tokenizer.",
         )
+    _check_loads(files["tokenizer.json"], f"{place}, tokenizer.json")
+    objects = {name: _object(files[name], f"{place}, {name}") for name in files if name.endswith(".json")}
+    template = _chat_template(files, objects, place)
+    return dict(files) if template is None else {**files, _TEMPLATE: template.encode()}
+
+
+def _check_loads(content: bytes, place: str) -> None:
     try:
-        Tokenizer.from_str(files["tokenizer.json"].decode())
-        config = json.loads(files.get("tokenizer_config.json", b"{}"))
+        Tokenizer.from_str(content.decode())
     except Exception as error:  # tokenizers raises a bare Exception for whatever it cannot read
-        raise ParitasError(
-            "tokenizer-corrupt",
-            f"it does not load: {error}",
-            place=place,
-            hint="Fetch the tokenizer again, or export without one: --no-tokenizer.",
-        ) from None
-    result = dict(files)
-    template = _chat_template(config, files)
-    if template is not None:
-        result["chat_template.jinja"] = template.encode()
-    return result
+        raise _corrupt(f"it does not load: {error}", place) from None
 
 
-def _chat_template(config: Mapping[str, Any], files: Mapping[str, bytes]) -> str | None:
+def _object(content: bytes, place: str) -> dict[str, Any]:
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _corrupt(f"not JSON: {error}", place) from None
+    if not isinstance(values, dict):
+        raise _corrupt("not a JSON object", place)
+    return cast(dict[str, Any], values)
+
+
+def _chat_template(files: Mapping[str, bytes], objects: Mapping[str, Mapping[str, Any]], place: str) -> str | None:
     """The template, from wherever the transformers version that saved it put it; of several, the one called default."""
-    if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode()
-    if "chat_template.json" in files:
-        template = json.loads(files["chat_template.json"]).get("chat_template")
-    else:
-        template = config.get("chat_template")
+    if _TEMPLATE in files:
+        try:
+            return files[_TEMPLATE].decode()
+        except UnicodeDecodeError as error:
+            raise _corrupt(f"not UTF-8: {error}", f"{place}, {_TEMPLATE}") from None
+    holder = "chat_template.json" if "chat_template.json" in files else "tokenizer_config.json"
+    template: Any = objects.get(holder, {}).get("chat_template")
     if isinstance(template, list):
-        named: dict[str, str] = {entry["name"]: entry["template"] for entry in template}  # pyright: ignore[reportUnknownVariableType]
-        return named.get("default")
+        try:
+            template = {entry["name"]: entry["template"] for entry in cast(list[Any], template)}.get("default")
+        except (KeyError, TypeError):
+            template = False
+    if template is not None and not isinstance(template, str):
+        raise _corrupt("chat_template is neither a text nor a list of them by name", f"{place}, {holder}")
     return template
+
+
+def _corrupt(fact: str, place: str) -> ParitasError:
+    return ParitasError(
+        "tokenizer-corrupt",
+        fact,
+        place=place,
+        hint="Fetch the tokenizer again, or export without one: --no-tokenizer.",
+    )

@@ -1,6 +1,7 @@
 """External data of a graph: which files it names, refused or measured before a runtime opens any of them."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -55,14 +56,15 @@ def extents(proto: onnx.ModelProto, folder: Path) -> Iterator[Extent]:
 
     Raises:
         ParitasError: ``package-data-hostile`` for a place outside of the folder or an offset that is no
-            number, ``package-data-truncated`` if the length given is less than the tensor's shape needs.
+            number, ``package-data-truncated`` if the length given is less than the tensor's shape needs,
+            ``package-model-broken`` for a type that does not exist.
     """
     for tensor in _tensors(proto):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
         entries = {entry.key: entry.value for entry in tensor.external_data}
         file = inside(folder, entries.get("location", ""))
-        needed = -(-ir.DataType(tensor.data_type).bitwidth * _elements(tensor.dims) // 8)
+        needed = _bytes(tensor, file)
         start = _number(entries.get("offset", "0"), tensor.name, file)
         length = _number(entries.get("length", str(needed)), tensor.name, file)
         if length < needed:
@@ -116,11 +118,18 @@ def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
         yield sparse.indices
 
 
-def _elements(dims: Iterable[int]) -> int:
-    count = 1
-    for dim in dims:
-        count *= dim
-    return count
+def _bytes(tensor: onnx.TensorProto, file: Path) -> int:
+    """What the tensor's type and shape need; sub-byte types are packed."""
+    try:
+        bits = ir.DataType(tensor.data_type).bitwidth
+    except (ValueError, TypeError) as error:
+        raise ParitasError(
+            "package-model-broken",
+            f"{tensor.name} has type {tensor.data_type}, which has no size",
+            place=str(file),
+            hint="Export the package again.",
+        ) from error
+    return -(-bits * math.prod(tensor.dims) // 8)
 
 
 def _number(text: str, name: str, file: Path) -> int:

@@ -2,10 +2,11 @@
 
 import importlib
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from paritas.runtime.ports import read_ports
 
 # The runtime's own generation defaults would bend the logits or the choice: nothing of them is left.
 _NEUTRAL = {"do_sample": False, "repetition_penalty": 1.0, "top_k": 1, "temperature": 1.0, "min_length": 0}
+_LIBRARY_KEYS = frozenset({"custom_ops_library", "library_path"})
 _SILENT = 4  # log severity: fatal only; what is wrong arrives as an exception
 
 
@@ -45,7 +47,7 @@ class GenAISession:
 
     Raises:
         ParitasError: ``genai-missing`` if onnxruntime-genai is not installed, ``genai-config-missing``,
-            ``genai-config-incomplete``.
+            ``genai-config-incomplete``, ``package-native-code`` if the package names a library to be loaded.
         Invalid: ``genai-context`` if ``capacity`` is beyond the context length; ``runtime-failed``; or no
             decoder (as :func:`paritas.runtime.ports.read_ports` tells).
     """
@@ -54,6 +56,7 @@ class GenAISession:
 
     def __init__(self, package: Package, capacity: int | None = None, threads: int | None = None) -> None:
         self._genai = _import()
+        _refuse_native_code(package.genai_config, package.folder)
         self.version: str = self._genai.__version__
         self._folder = package.folder
         self._logits = read_ports(package.model).logits
@@ -129,6 +132,25 @@ def _resume(state: State) -> GenAIState:
     if state.length != state.generator.token_count():
         raise ValueError(f"state after {state.length} tokens: its generator has gone on already")
     return state
+
+
+def _refuse_native_code(values: Any, folder: Path) -> None:
+    """The runtime loads what its configuration names, wherever it lies: a package to be judged must not run code."""
+    children: Iterable[Any] = ()
+    if isinstance(values, dict):
+        named = cast(dict[str, Any], values)
+        if wanted := _LIBRARY_KEYS & named.keys():
+            raise ParitasError(
+                "package-native-code",
+                f"the package has native code loaded through {', '.join(sorted(wanted))}",
+                place=str(folder / CONFIG),
+                hint="Remove the key, or run the graph in onnxruntime.",
+            )
+        children = named.values()
+    elif isinstance(values, list):
+        children = cast(list[Any], values)
+    for child in children:
+        _refuse_native_code(child, folder)
 
 
 def _import() -> Any:

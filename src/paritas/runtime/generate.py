@@ -100,7 +100,8 @@ class Generation:
             token, state = self._next([token], state)
             decode += time.perf_counter() - start
             chosen += 1
-        if rest := self._text.finish():
+        ended = token in plan.stops
+        if ended and (rest := self._text.finish()):  # a cut may fall within a character, which is no text yet
             yield rest
         self._statistics = Statistics(
             len(self.prompt),
@@ -108,7 +109,7 @@ class Generation:
             prefill,
             decode,
             chosen / decode if chosen else 0.0,
-            "eos" if token in plan.stops else "length",
+            "eos" if ended else "length",
         )
 
     def _next(self, ids: Sequence[int], state: State | None) -> tuple[int, State]:

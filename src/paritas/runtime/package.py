@@ -126,7 +126,7 @@ def _named_model(folder: Path, name: str) -> Path:
 
 
 def _find_model(folder: Path) -> Path:
-    usual = folder / "model.onnx"
+    usual = external.inside(folder, "model.onnx")
     if usual.is_file():
         return usual
     found = sorted(p for p in folder.glob("*.onnx") if p.is_file())

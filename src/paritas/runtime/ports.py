@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import onnx
 
 from paritas.errors import Invalid
 from paritas.runtime.proto import load
+from paritas.runtime.widths import head_dim
 
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 FLOATS_OR_UNSAID = (*FLOATS, onnx.TensorProto.UNDEFINED)  # exporters may leave out the types of outputs
@@ -86,7 +87,7 @@ def read_ports(model: Path) -> Ports:
     """
     graph = load(model).graph
     stored = {tensor.name for tensor in graph.initializer}  # an input with a default need not be fed
-    inputs = [_port(value) for value in graph.input if value.name not in stored]
+    inputs = [_with_width(_port(value), graph) for value in graph.input if value.name not in stored]
     outputs = [_port(value) for value in graph.output]
     caches = _caches(inputs, outputs, model)
     fed = {name for cache in caches for name in (cache.past_key, cache.past_value)}
@@ -101,6 +102,12 @@ def _port(value: onnx.ValueInfoProto) -> _Port:
     tensor = value.type.tensor_type
     dims = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
     return _Port(value.name, tensor.elem_type, dims)
+
+
+def _with_width(port: _Port, graph: onnx.GraphProto) -> _Port:
+    if len(port.dims) != 4 or port.dims[3] is not None:
+        return port
+    return replace(port, dims=(*port.dims[:3], head_dim(graph, port.name)))
 
 
 def _token_inputs(ports: Sequence[_Port], model: Path) -> tuple[str, str | None, str | None]:

@@ -16,6 +16,7 @@ from paritas.runtime.decoder import State
 from paritas.runtime.faults import refusal
 from paritas.runtime.package import Package
 from paritas.runtime.ports import Cache, read_ports
+from paritas.runtime.proto import load, nodes
 
 # ONNX Runtime has no types: the module and all that comes out of it are Any, in this file alone.
 _ort: Any = importlib.import_module("onnxruntime")
@@ -47,7 +48,8 @@ class RawSession:
         threads: threads within an operator; None leaves it to the runtime.
 
     Raises:
-        Invalid: no decoder (as :func:`paritas.runtime.ports.read_ports` tells), or ``runtime-failed``.
+        Invalid: ``graph-window-cache``; ``runtime-failed``; or the graph is no decoder (as
+            :func:`paritas.runtime.ports.read_ports` tells).
     """
 
     runtime = "onnxruntime"
@@ -56,6 +58,7 @@ class RawSession:
         self.version: str = _ort.__version__
         self.ports = read_ports(package.model)
         self._model = package.model
+        self._refuse_window_cache()
         options = _ort.SessionOptions()
         options.log_severity_level = _SILENT
         if threads is not None:
@@ -94,6 +97,16 @@ class RawSession:
                 hint="Export the graph with the logits of every position.",
             )
         return logits, RawState(total, batch, tuple(outputs[1:]))
+
+    def _refuse_window_cache(self) -> None:
+        attributes = (a for node in nodes(load(self._model)) for a in node.attribute)
+        if any(a.name == "sliding_window_cache" and a.i for a in attributes):
+            raise Invalid(
+                "graph-window-cache",
+                "its attention overwrites caches of a fixed length, which a plain session does not keep yet",
+                place=str(self._model),
+                hint="Run it in ONNX Runtime GenAI.",
+            )
 
     def _start(self, batch: int) -> RawState:
         empty = [_empty(cache, batch) for cache in self.ports.caches for _ in ("key", "value")]

@@ -2,9 +2,8 @@
 
 The near tie. A greedy token that differs is *always* within twice the measured difference of the
 reference's best (otherwise the two could not have changed places), so that rule alone would excuse every
-token of a broken package.
-It is therefore asked of the difference that the gate allows: a near tie is a gap under twice the smaller of
-    the measured difference and :data:`~paritas.verify.verdict.PROVEN_FLOORS` floors.
+token of a broken package. It is therefore asked of the difference that the gate allows: a near tie is a gap
+under twice the smaller of the measured difference and :data:`~paritas.verify.verdict.PROVEN_FLOORS` floors.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,8 +43,7 @@ class Comparison:
     Attributes:
         sequence: its name.
         differences: ``[positions]``, max over the vocabulary of the absolute difference; infinite where the
-            package
-            gave NaN or Inf.
+            package gave NaN or Inf.
         floors: ``[positions]``.
         vocab_ids: ``[positions]``, the token whose logit differs most.
         tokens: None if the sequence asks for none.

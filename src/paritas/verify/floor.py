@@ -1,15 +1,23 @@
 """What the reference differs from itself, position by position: the unit in which every difference is shown.
 
 The variants: fp64 in one pass; SDPA attention in one pass; step by step with a cache (for sequences that
-    are decoded). ``own[p]`` is the greatest of their differences at position p, and at least the fp32
-    spacing of the largest logit there.
+are decoded). ``own[p]`` is the greatest of their differences at position p, and at least the fp32 spacing of
+the largest logit there.
 
 Why not ``own[p]`` alone. It is the largest of two or three draws from a position's rounding noise, and the
 package is one more draw, by other kernels; now and then the three fall low. Measured on tiny random models
 (llama and gemma3_text; hidden 72-256, 2-7 layers, vocabulary 512-8192, 60 tokens), each exported correctly
-to two targets and run in one pass and step by step; difference in floors, per position:
+to two targets and run in one pass and step by step; difference in floors, per position (560 models; the ONNX
+targets of a prototype exporter, ONNX Runtime 1.32, torch 2.13):
 
-STUDY
+    floor                                    median   99 %   99.99 %   worst of 134,400   models beyond 5
+    own[p]                                     1.00   2.18      4.43               7.91          3 of 560
+    ... not below the median of own            0.93   1.93      3.92               5.52          1 of 560
+    ... not below its 90th percentile          0.76   1.56      3.00               3.69          0 of 560
+    ... its maximum                            0.59   1.29      2.44               2.89          0 of 560
+
+A run asks about ten times the positions that one of these models was asked, so the first line would be a false
+alarm in a run of twenty.
 
 So ``floor[p]`` is the greater of ``own[p]`` and the 90th percentile of ``own`` over all positions of the
 run: a position that shows less noise than nine tenths of its neighbours was lucky, not quiet. A percentile

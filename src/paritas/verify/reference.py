@@ -112,7 +112,7 @@ class Reference:
         arguments = {"input_ids": self._torch.tensor(ids), "use_cache": keep}
         if keep:
             arguments[self._cache] = cache
-        with self._torch.inference_mode(), _quiet(), _refusals("a forward pass"):
+        with self._torch.inference_mode(), quiet(), _refusals("a forward pass"):
             output = self._model(**arguments)
         return output.logits.numpy(), output[self._cache] if keep else None
 
@@ -143,7 +143,7 @@ def _load(transformers: Any, torch: Any, path: Path) -> Any:
     where: dict[str, Any] = {"gguf_file": path.name} if gguf else {"use_safetensors": True}
     load: Callable[..., Any] = transformers.AutoModelForCausalLM.from_pretrained
     try:
-        with _quiet():
+        with quiet():
             model, info = load(
                 str(path.parent if gguf else path),
                 **where,
@@ -228,7 +228,7 @@ def _refusals(doing: str) -> Generator[None]:
 
 
 @contextmanager
-def _quiet() -> Generator[None]:
+def quiet() -> Generator[None]:
     """Nothing of transformers' own on the terminal: what it has to say is asked of it and reported."""
     logging = importlib.import_module("transformers.utils.logging")
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -23,9 +23,8 @@ from paritas.verify.evidence import (
     Severity,
     VariantRecord,
 )
-from paritas.verify.probes import Manner, Plan, Probe, make_plan
-from paritas.verify.reference import Facts, require_torch
-from paritas.verify.text import SEED, RandomIds, Source, ids_source
+from paritas.verify.probes import Manner, Probe
+from paritas.verify.reference import require_torch
 from paritas.verify.truth import Truth, Truths, find_truths
 from paritas.verify.verdict import combine
 
@@ -56,19 +55,19 @@ def verify(
     """
     _check(runtimes)
     require_torch()
-    opened, checkpoint = open_package(package), open_checkpoint(against)
-    sources: list[Source] = []
+    opened = open_package(package)
+    return judge(opened, find_truths(open_checkpoint(against), progress), runtimes, progress)
 
-    def plan(facts: Facts) -> Plan:
-        sources.append(ids_source(checkpoint, facts.vocab))
-        return make_plan(facts, sources[0])
 
-    truths = find_truths(checkpoint.path, plan, progress)
-    probes = _with_padding_obstacle(truths.plan.probes, opened)
-    judged = {runtime: _ask_all(runtime, opened, probes, truths, progress) for runtime in runtimes}
-    progress("hashing", 0, 1)
-    evidence = _evidence(opened, checkpoint.path, truths, sources[0], judged)
-    progress("done", 1, 1)
+def judge(
+    package: Package, truths: Truths, runtimes: Sequence[str] = RUNTIMES, progress: Progress = silent
+) -> Evidence:
+    """Hold ``package`` against what the reference said: the second half of :func:`verify`."""
+    probes = _with_padding_obstacle(truths.probes, package)
+    judged = {runtime: _ask_all(runtime, package, probes, truths, progress) for runtime in runtimes}
+    progress("writing the record", 0, 1)
+    evidence = _evidence(package, truths, judged)
+    progress("writing the record", 1, 1)
     return evidence
 
 
@@ -139,13 +138,7 @@ _OPEN: Mapping[str, Callable[[Package, int], Decoder]] = {
 }
 
 
-def _evidence(
-    package: Package,
-    checkpoint: Path,
-    truths: Truths,
-    source: Source,
-    judged: Mapping[str, list[_Judged]],
-) -> Evidence:
+def _evidence(package: Package, truths: Truths, judged: Mapping[str, list[_Judged]]) -> Evidence:
     records = {runtime: [record for record, _ in each] for runtime, each in judged.items()}
     every = [record for each in records.values() for record in each]
     worst = [record.worst_floors for record in every if record.worst_floors is not None]
@@ -154,11 +147,11 @@ def _evidence(
         created=provenance.now(),
         paritas=provenance.version("paritas"),
         environment=provenance.environment(),
-        checkpoint=provenance.checkpoint_record(checkpoint, truths.class_name),
+        checkpoint=truths.checkpoint,
         package=provenance.package_records(package),
         settings=Settings(
-            seed=SEED if isinstance(source, RandomIds) else None,
-            ids=source.origin,
+            seed=truths.source.seed,
+            ids=truths.source.origin,
             refused=dict(truths.refused),
         ),
         sequences=tuple(_sequence_record(truth) for truth in truths.by_name.values()),

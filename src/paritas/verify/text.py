@@ -12,6 +12,7 @@ import numpy as np
 from paritas.checkpoint import Checkpoint
 from paritas.errors import Invalid, ParitasError
 from paritas.verify.prompts import LONG_TEXT
+from paritas.verify.reference import quiet
 
 SEED = 20261129
 """Of the random ids. Fixed, so that two runs ask the same."""
@@ -23,6 +24,11 @@ class Source(Protocol):
     @property
     def origin(self) -> str:
         """Said in the evidence."""
+        ...
+
+    @property
+    def seed(self) -> int | None:
+        """Of random ids; None if they are text."""
         ...
 
     def prompt(self, text: str) -> tuple[int, ...]:
@@ -39,6 +45,7 @@ class RandomIds:
     """For a checkpoint without a tokenizer."""
 
     vocab: int
+    seed: int = SEED
     origin: str = f"random ids, seed {SEED}: the checkpoint has no tokenizer"
 
     def prompt(self, text: str) -> tuple[int, ...]:
@@ -50,7 +57,7 @@ class RandomIds:
         return self._draw(length + skip, 0)[skip:]
 
     def _draw(self, count: int, stream: int) -> tuple[int, ...]:
-        return tuple(np.random.default_rng([SEED, stream]).integers(0, self.vocab, count).tolist())
+        return tuple(np.random.default_rng([self.seed, stream]).integers(0, self.vocab, count).tolist())
 
 
 class TokenizerIds:
@@ -64,6 +71,8 @@ class TokenizerIds:
         Invalid: ``tokenizer-broken``; ``tokenizer-beyond-vocabulary`` when it gives an id the model does
             not have.
     """
+
+    seed: int | None = None
 
     def __init__(self, folder: Path, vocab: int) -> None:
         self._tokenizer, self._vocab = _load(folder), vocab
@@ -136,10 +145,13 @@ def ids_source(checkpoint: Checkpoint, vocab: int) -> Source:
 def _load(folder: Path) -> Any:
     transformers = importlib.import_module("transformers")
     try:
-        return transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        with quiet():
+            return transformers.AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         raise ParitasError(
             "tokenizer-broken",
-            f"transformers cannot load the checkpoint's tokenizer: {str(error).strip().splitlines()[:1]}",
+            f"transformers cannot load the checkpoint's tokenizer: {str(error).strip()[:200]}",
             hint="Repair tokenizer.json and tokenizer_config.json.",
         ) from error

@@ -1,19 +1,22 @@
 """Runs the reference once over all sequences: its logits, and the floor of every position."""
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paritas.checkpoint import Checkpoint
 from paritas.errors import Invalid
-from paritas.progress import Progress
+from paritas.progress import Progress, silent
 from paritas.verify.compare import Logits
+from paritas.verify.evidence import CheckpointRecord
 from paritas.verify.floor import FP64, SDPA, STEPS, Noise, floors
-from paritas.verify.probes import NEW_TOKENS, Plan, Sequence
+from paritas.verify.probes import NEW_TOKENS, Plan, Probe, Sequence, make_plan
+from paritas.verify.provenance import checkpoint_record
 from paritas.verify.reference import Facts, Reference
+from paritas.verify.text import Source, ids_source
 
 
 @dataclass(frozen=True)
@@ -34,44 +37,54 @@ class Truth:
 
 @dataclass(frozen=True)
 class Truths:
-    """What the reference says.
+    """What the reference says of a checkpoint: all that a package is held against.
 
     Attributes:
-        class_name: transformers' class.
+        checkpoint: its name and hash, and transformers' class.
+        facts: what the reference's configuration says.
+        source: where the token ids come from.
+        probes: what to ask a package.
+        by_name: a truth for each sequence.
         refused: variant -> why the reference cannot be asked that way.
     """
 
-    class_name: str
+    checkpoint: CheckpointRecord
     facts: Facts
-    plan: Plan
+    source: Source
+    probes: tuple[Probe, ...]
     by_name: Mapping[str, Truth]
     refused: Mapping[str, str]
 
 
-def find_truths(path: Path, make: Callable[[Facts], Plan], progress: Progress) -> Truths:
+def find_truths(checkpoint: Checkpoint, progress: Progress = silent) -> Truths:
     """Load the reference, let it answer, and let it go: nothing of it stays in memory but logits.
 
-    Args:
-        path: the checkpoint.
-        make: the plan for a model with these facts.
-
     Raises:
-        Invalid, ParitasError: as :class:`~paritas.verify.reference.Reference`; ``reference-not-finite``.
+        ParitasError, Invalid: as :class:`~paritas.verify.reference.Reference` and
+            :func:`~paritas.verify.text.ids_source`; ``reference-not-finite``.
     """
     progress("loading the reference", 0, 1)
-    reference = Reference(path)
-    plan = make(reference.facts)
-    run = _Run(reference, progress, 4 * len(plan.sequences) + 4 * len(plan.prompts))
+    reference = Reference(checkpoint.path)
+    source = ids_source(checkpoint, reference.facts.vocab)
+    plan = make_plan(reference.facts, source)
+    run = _Run(reference, progress, 4 * (len(plan.sequences) + len(plan.prompts)))
     run.answer(plan)
     run.vary()
     found = floors(run.noise)
-    by_name = {
-        name: Truth(sequence, run.logits[name], found[name], run.noise[name].variants)
-        for name, sequence in run.sequences.items()
-    }
-    del run.reference, reference
-    gc.collect()
-    return Truths(run.class_name, run.facts, plan, by_name, run.refused)
+    truths = Truths(
+        checkpoint=checkpoint_record(checkpoint.path, reference.class_name),
+        facts=reference.facts,
+        source=source,
+        probes=plan.probes,
+        by_name={
+            name: Truth(sequence, run.logits[name], found[name], run.noise[name].variants)
+            for name, sequence in run.sequences.items()
+        },
+        refused=run.refused,
+    )
+    del run, reference
+    gc.collect()  # transformers' modules are full of circles, and the next thing to be loaded is the package
+    return truths
 
 
 class _Run:
@@ -79,7 +92,6 @@ class _Run:
 
     def __init__(self, reference: Reference, progress: Progress, total: int) -> None:
         self.reference, self.progress, self.total, self.done = reference, progress, total, 0
-        self.class_name, self.facts = reference.class_name, reference.facts
         self.sequences: dict[str, Sequence] = {}
         self.logits: dict[str, Logits] = {}
         self.noise: dict[str, Noise] = {}
