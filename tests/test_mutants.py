@@ -1,4 +1,4 @@
-"""Known faults of exporters, put into our own export one at a time: each must turn the verdict red, and at the right place.
+"""Known faults of exporters, put into our own export one at a time: each must turn the verdict red, at its place.
 
 A new bug report adds its fault here first.
 """
@@ -12,12 +12,13 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-import tiny
 from numpy.typing import NDArray
 
 import paritas.export
+import tiny
 from paritas.errors import ParitasError
 from paritas.export import Options, export
+from paritas.graph import mlp
 from paritas.graph.builder import Graph
 from paritas.spec import Activation, Attention, Decoder, Layer, Linear, Norm
 from paritas.targets import TARGETS
@@ -127,10 +128,6 @@ def to_bf16(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     return rows.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
-def to_fp16(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    return rows.astype(np.float16).astype(np.float32)
-
-
 def zero_row(index: int) -> Rows:
     return lambda rows: np.where(np.arange(len(rows))[:, None] == index, np.float32(0), rows)
 
@@ -177,6 +174,11 @@ def later_tokens_are_seen(patch: pytest.MonkeyPatch) -> None:
         return {window: graph.op.Or(mask, everything) for window, mask in masks(graph, *given).items()}
 
     patch.setattr(onnx_target, "_masks", wrong)
+
+
+def gate_and_up_swapped(patch: pytest.MonkeyPatch) -> None:
+    linear, other = mlp.linear, {"gate_proj": "up_proj", "up_proj": "gate_proj"}
+    patch.setattr(mlp, "linear", lambda graph, target, name, *a: linear(graph, target, other.get(name, name), *a))
 
 
 def norm_heads_after_rope(patch: pytest.MonkeyPatch) -> None:
@@ -229,6 +231,7 @@ Q_AND_K = ("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")
 K_AND_V = ("k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias")
 QK_NORMS = ("*.q_norm.weight", "*.k_norm.weight")
 QKV_BIASES = ("*.q_proj.bias", "*.k_proj.bias", "*.v_proj.bias")
+O_BIAS = ("*.o_proj.bias",)
 UNUSED_ROW = tiny.VOCAB - 5  # no token of the tokenizer
 GLOBAL, LOCAL, FACTOR = tiny.GLOBAL_THETA, tiny.LOCAL_THETA, Linear(8.0)
 
@@ -254,8 +257,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "QK-norm dropped": Mutant("gemma3", in_attention(qk_norm=lambda _: None), SECOND, 1, drop=QK_NORMS),
     "QK-norm after RoPE": Mutant("gemma3", norm_heads_after_rope, SECOND, 1, ONNX),
     "qkv bias missing": Mutant("llama-biased", in_attention(qkv_bias=lambda _: False), LONE, 0, drop=QKV_BIASES),
+    "output bias missing": Mutant("llama-biased", in_attention(output_bias=lambda _: False), LONE, 0, drop=O_BIAS),
     "kv heads swapped": Mutant("llama-biased", in_tensors(K_AND_V, swap_kv_heads), LONE, 0),
-    # norms, activations, numbers
+    # MLP, norms, numbers
+    "MLP bias missing": Mutant("llama-biased", in_mlp(bias=False), LONE, 0, drop=("*.mlp.*.bias",)),
     "1 + weight rounded to bf16": Mutant("gemma3", offset_in_bf16, LONE, 0),
     "1 + weight without the 1": Mutant("gemma3", in_every_norm(offset=lambda _: 0.0), LONE, 0),
     "epsilon ten times larger": Mutant("gemma3", in_every_norm(eps=lambda norm: 10 * norm.eps), LONE, 0),
@@ -267,7 +272,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "softcap dropped": Mutant("gemma3", in_spec(lambda spec: replace(spec, softcap=None)), LONE, 0),
     # weights
     "one row of the head zero": Mutant("llama-biased", in_tensors(("lm_head.weight",), zero_row(UNUSED_ROW)), LONE, 0),
-    "weights rounded to fp16": Mutant("llama", in_tensors(("down_proj.weight",), to_fp16), LONE, 0),
+    "gate and up swapped": Mutant("gemma3", gate_and_up_swapped, LONE, 0),
 }
 TEXT_IS_THE_SAME = ("softcap dropped", "one row of the head zero", "epsilon ten times larger")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-import tiny
 
+import tiny
 from paritas.errors import Unsupported
 from paritas.export import Options, export
 from paritas.targets import TARGETS
@@ -57,9 +57,7 @@ def _cannot(probe: ProbeRecord, target: str) -> bool:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["llama", "llama-biased", "gemma3"])
-def test_every_table_is_stored_once(
-    name: str, target: str, checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_every_table_is_stored_once(name: str, target: str, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     export(checkpoint(name), tmp_path / "package", TARGETS[target])
     data = (tmp_path / "package" / "model.onnx.data").read_bytes()
     tables = [n for n in ("model.embed_tokens.weight", "lm_head.weight") if n in tiny.names(checkpoint(name))]

@@ -29,8 +29,8 @@ VOCAB, HIDDEN, HEAD_DIM, WINDOW, CONTEXT = 331, 72, 16, 8, 128
 GLOBAL_THETA, LOCAL_THETA = 400_000.0, 7_000.0
 WEIGHTS = "model.safetensors"
 
-TEXT = """A small stone bridge crosses the river behind our school. In winter the water is loud, in summer it is a thread.
-What do you see from there? Two boats, a heron, and the roof of the capital's oldest bakery.
+TEXT = """A small stone bridge crosses the river behind our school. In winter the water is loud, in summer
+it is a thread. What do you see from there? Two boats, a heron, and the roof of the capital's oldest bakery.
 پلی کوچک از روی رودخانه می‌گذرد. در زمستان صدای آب بلند است و در تابستان آرام. نان تازه کجاست؟
 学校后面有一座小石桥。冬天水声很大, 夏天很安静。你在桥上看见了什么?
 За школой через реку перекинут мост. Hinter der Schule führt eine Brücke über den Fluß.
@@ -183,7 +183,7 @@ def save(folder: Path, config: PreTrainedConfig, template: str, eos: list[int]) 
 
 
 def randomize(model: PreTrainedModel) -> None:
-    """Every parameter: matrices that keep the size of what goes through them, norms and biases away from their defaults."""
+    """Every parameter: matrices that keep the size of what they are given, norms and biases far from their defaults."""
     generator = torch.Generator().manual_seed(20261129)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -13,6 +13,7 @@ from paritas.weights import Weight
 
 _ROWS = 4096  # of two tables in memory at a time
 
+
 def renamed(tensors: Mapping[str, Tensor], renames: Sequence[tuple[str, str]]) -> dict[str, Tensor]:
     """The tensors under the text model's own names.
 
@@ -89,7 +90,7 @@ def _reason(names: Sequence[str], rules: Sequence[tuple[str, str]]) -> str | Non
 
 
 def _check_tied(table: Tensor, head: Tensor) -> None:
-    if table.shape != head.shape or not all(np.array_equal(*pair) for pair in _blocks(table, head)):
+    if table.shape != head.shape or not all(np.array_equal(a, b) for a, b in _blocks(table, head)):
         raise ParitasError(
             "tied-head-differs",
             f"tie_word_embeddings is true, but {head.name} is not equal to {table.name}",
@@ -99,7 +100,7 @@ def _check_tied(table: Tensor, head: Tensor) -> None:
         )
 
 
-def _blocks(*tensors: Tensor) -> Iterator[tuple[NDArray[np.float32], ...]]:
-    rows = tensors[0].shape[0]
-    for start in range(0, rows, _ROWS):
-        yield tuple(tensor.rows(start, min(start + _ROWS, rows)) for tensor in tensors)
+def _blocks(one: Tensor, other: Tensor) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    for start in range(0, one.shape[0], _ROWS):
+        stop = min(start + _ROWS, one.shape[0])
+        yield one.rows(start, stop), other.rows(start, stop)

@@ -2,24 +2,52 @@
 
 import difflib
 import importlib.util
+import io
+import os
+import signal
 import sys
-from collections.abc import Callable, Generator
+import traceback
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from rich.markup import escape
+from typer.core import TyperGroup
 
 import paritas
 from paritas.console import Screen, facts, rows
 from paritas.errors import Exit, ParitasError, Unsupported
 from paritas.progress import Progress
 
+
+class Commands(TyperGroup):
+    """Wrong usage is an error like every other one: a code, the fact and the next step, also as JSON."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        """Run a command, and leave with its exit code."""
+        words = list(sys.argv[1:] if args is None else args)
+        try:
+            code = super().main(words, *rest, **{**extra, "standalone_mode": False})
+        except Exception as error:
+            if (told := getattr(error, "format_message", None)) is None:
+                raise
+            Screen(as_json="--json" in words).error(_wrong_usage(error, told()))
+            code = Exit.USAGE
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:  # whoever read us has gone; what is left in the buffer has nowhere to go
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = _PIPE_CLOSED
+        sys.exit(code or 0)
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Model exports that are right, and proven right.",
-    no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -28,6 +56,7 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint folder
 PackagePath = Annotated[Path, typer.Argument(metavar="PACKAGE", help="A package's folder, or an .onnx file.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing but errors and the result.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout, and nothing else there.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace an existing package, once the new one is whole.")]
 Against = Annotated[
     str,
     typer.Option("--against", "-a", metavar="MODEL", help="The checkpoint that the package was made from."),
@@ -47,6 +76,12 @@ _LATER_DTYPES = ("fp16", "f16", "float16", "half", "bf16", "bfloat16", "int8", "
 _TARGETS = {"ort": "ort", "onnxruntime": "ort", "genai": "ort", "onnx": "onnx"}
 _PROVIDERS = {"cpu": "cpu"}
 _LATER_PROVIDERS = ("cuda", "webgpu", "dml")
+_DEMO = Path("out/smollm2-135m-instruct")
+_PIPE_CLOSED = 141  # what a shell reports of a program that a closed pipe has ended
+# Options of other exporters -> what to type here.
+_ELSEWHERE: dict[str, str] = dict.fromkeys(
+    ("-m", "--model", "-i", "--input"), "MODEL is the first word: paritas export MODEL OUT"
+)
 
 
 @app.command()
@@ -84,9 +119,7 @@ def export(
         list[str] | None,
         typer.Option("--ignore-key", metavar="KEY", help="Configuration keys without effect; repeatable, recorded."),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", "-f", help="Replace an existing package, once the new one is whole.")
-    ] = False,
+    force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -130,14 +163,19 @@ def verify(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Hold a package against transformers, token for token and logit by logit."""
+    """Hold a package against transformers, logit by logit."""
     with command(quiet, as_json) as screen:
         from paritas.checkpoint.opening import locate
+        from paritas.package.staging import check_writable
+        from paritas.verify.evidence import FILE
         from paritas.verify.run import RUNTIMES
         from paritas.verify.run import verify as run_verify
 
+        _need_runtime(runtime or ())
+        if out is not None:
+            check_writable(out / FILE)
         names = {Runtime.GENAI: "onnxruntime-genai", Runtime.ONNXRUNTIME: "onnxruntime"}
-        runtimes = [names[r] for r in runtime if r in names] if runtime else list(RUNTIMES)
+        runtimes = [names[r] for r in dict.fromkeys(runtime or ()) if r in names]
         with screen.progress() as progress:
             evidence = run_verify(package, locate(against), runtimes=runtimes or RUNTIMES, progress=progress)
         if out is not None:
@@ -163,8 +201,9 @@ def generate(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Let a package answer, as it comes; it stops where the model stops."""
+    """Let a package answer; it stops where the model stops."""
     with command(quiet, as_json) as screen:
+        _need_runtime([runtime])
         from paritas.runtime.generate import generate as run_generate
         from paritas.runtime.package import open_package
         from paritas.runtime.sampling import Greedy
@@ -189,8 +228,9 @@ def generate(
             sys.stdout.write("\n")
         if not screen.quiet:
             screen.err.print(
-                f"[dim]{statistics.prompt_tokens} + {statistics.new_tokens} tokens, stopped by {statistics.stop_reason}, "
-                f"{statistics.tokens_per_second:.1f} tokens/s, {escape(generation.runtime)}[/]"
+                f"[dim]{statistics.prompt_tokens} + {statistics.new_tokens} tokens, "
+                f"stopped by {statistics.stop_reason}, {statistics.tokens_per_second:.1f} tokens/s, "
+                f"{escape(generation.runtime)}[/]"
             )
         screen.result(
             {
@@ -211,7 +251,7 @@ def inspect(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a checkpoint computes, a row a layer, or what a package takes and gives."""
+    """Show what a checkpoint computes, or a package takes."""
     with command(quiet, as_json) as screen:
         from paritas.describe import cache_table, describe_checkpoint, describe_package, is_package, layer_table
 
@@ -239,9 +279,8 @@ def inspect(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where the package goes.")] = Path(
-        "out/smollm2-135m-instruct"
-    ),
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where the package goes.")] = _DEMO,
+    force: Force = False,
     quiet: Quiet = False,
 ) -> None:
     """Export a real small model, prove it, let it speak."""
@@ -251,7 +290,7 @@ def demo(
         checkpoint = str(demo_checkpoint())
     screen.say(f"[bold]paritas export {escape(Path(checkpoint).name)} {escape(str(out))}[/]")
     try:
-        export(checkpoint, out, force=True, quiet=quiet)
+        export(checkpoint, out, force=force or out == _DEMO, quiet=quiet)
     except typer.Exit as done:
         if done.exit_code:
             raise
@@ -260,14 +299,26 @@ def demo(
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:  # pyright: ignore[reportUnusedFunction]
+def _version(  # pyright: ignore[reportUnusedFunction]
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
     if version:
         typer.echo(f"paritas {paritas.__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(Exit.USAGE)
 
 
 def main() -> None:
     """The `paritas` command."""
+    for name in ("SIGTERM", "SIGHUP"):  # as Ctrl-C: what is half done is removed on the way out
+        if (number := getattr(signal, name, None)) and signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):  # a narrow encoding must not end a command
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     app()
 
 
@@ -277,12 +328,46 @@ def command(quiet: bool, as_json: bool) -> Generator[Screen]:
     screen = Screen(quiet=quiet, as_json=as_json)
     try:
         yield screen
-    except ParitasError as error:
-        screen.error(error)
-        raise typer.Exit(error.exit_code) from None
-    except KeyboardInterrupt:
-        screen.err.print("interrupted; what was there before is as it was")
-        raise typer.Exit(Exit.INTERRUPTED) from None
+    except BrokenPipeError:
+        raise typer.Exit(_PIPE_CLOSED) from None
+    except (ParitasError, OSError, MemoryError, KeyboardInterrupt) as error:
+        told = error if isinstance(error, ParitasError) else _told_by_system(error)
+        screen.error(told)
+        raise typer.Exit(told.exit_code) from None
+    except typer.Exit:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        screen.error(_our_fault(error))
+        raise typer.Exit(Exit.NOT_TESTED) from None
+
+
+def _told_by_system(error: OSError | MemoryError | KeyboardInterrupt) -> ParitasError:
+    match error:
+        case OSError():
+            place = str(error.filename or "")
+            return ParitasError("system-refused", error.strerror or str(error), place=place, hint="Nothing was kept.")
+        case MemoryError():
+            return ParitasError("memory-short", "there is no memory left", hint="Close other programs.")
+        case _:
+            interrupted = ParitasError("interrupted", "stopped before the end", hint="Nothing half-written is left.")
+            interrupted.exit_code = Exit.INTERRUPTED
+            return interrupted
+
+
+def _our_fault(error: Exception) -> ParitasError:
+    return ParitasError(
+        "internal-error",
+        f"{type(error).__name__}: {error}",
+        hint="This is a fault of Paritas. Please report it, with the lines above.",
+    )
+
+
+def _wrong_usage(error: Exception, message: str) -> ParitasError:
+    context = getattr(error, "ctx", None)
+    command = f"paritas {context.info_name}" if context and context.parent else "paritas"
+    option = str(getattr(error, "option_name", ""))
+    return ParitasError("usage-wrong", message, hint=_ELSEWHERE.get(option, f"{command} --help"))
 
 
 def _word(option: str, word: str, known: dict[str, str], later: tuple[str, ...] = ()) -> str:
@@ -309,7 +394,14 @@ def _one_output(argument: Path | None, option: Path | None) -> Path:
             "the output is given twice" if argument else "no output is given",
             hint="paritas export MODEL OUT",
         )
-    return cast(Path, argument or option)
+    out = cast(Path, argument or option)
+    out = out.expanduser() if out.parts[:1] == ("~",) else out
+    return out if out.name and ".." not in out.parts else out.resolve()
+
+
+def _need_runtime(asked: Sequence[Runtime]) -> None:
+    if Runtime.GENAI in asked and importlib.util.find_spec("onnxruntime_genai") is None:
+        raise ParitasError("genai-missing", "onnxruntime-genai is not installed", hint="pip install 'paritas[genai]'")
 
 
 def _prover(model: str, evidence: list[Any], progress: Progress) -> Callable[[Path], str]:
@@ -342,14 +434,16 @@ def _show_export(screen: Screen, exported: Any, evidence: list[Any]) -> None:
     size = f"{exported.bytes / 2**20:,.0f} MiB, {exported.parameters:,} parameters, {exported.seconds:.1f} s"
     if exported.lost_defaults:
         screen.say(
-            f"[yellow]note[/]: genai_config.json has no place for {', '.join(exported.lost_defaults)} of generation_config.json"
+            f"[yellow]note[/]: genai_config.json has no place for {', '.join(exported.lost_defaults)} of "
+            "generation_config.json"
         )
     if exported.kept:
         mark = "" if exported.verdict == "proven" else f" [yellow]({exported.verdict})[/]"
         screen.say(f"[bold]{escape(str(exported.out))}[/]{mark}: {size}")
     else:
         screen.err.print(
-            f"[red]nothing written[/]: the verdict is {exported.verdict}. --allow-unproven keeps such a package, marked."
+            f"[red]nothing written[/]: the verdict is {exported.verdict}. "
+            "--allow-unproven keeps such a package, marked."
         )
     screen.result(
         {

@@ -26,6 +26,7 @@ from rich.text import Text
 from paritas.errors import ParitasError
 from paritas.progress import Progress, silent
 
+_LIMIT = 1000  # characters of a message
 _BYTES = 1 << 20  # totals above a mebibyte are bytes; counts of steps never get there
 
 
@@ -53,7 +54,7 @@ class Screen:
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
         self.quiet = quiet
         self.as_json = as_json
-        self.out = Console(highlight=False, soft_wrap=False)
+        self.out = Console(highlight=False)
         self.err = Console(stderr=True, highlight=False)
 
     def say(self, text: Any) -> None:
@@ -64,16 +65,26 @@ class Screen:
     def result(self, values: Mapping[str, Any]) -> None:
         """Something for programs."""
         if self.as_json:
-            sys.stdout.write(json.dumps(values, ensure_ascii=False, default=str) + "\n")
+            sys.stdout.write(json.dumps(values, default=str) + "\n")  # ASCII: no terminal and no pipe can spoil it
 
     def error(self, error: ParitasError) -> None:
         """The code, the fact, the place, the next step."""
         self.result({"error": {"code": error.code, "message": error.fact, "where": error.place, "hint": error.hint}})
-        self.err.print(f"[bold red]error[/]: [bold]{error.code}[/]\n  {escape(error.fact)}")
+        self.err.print(f"[bold red]error[/]: [bold]{error.code}[/]")
+        self._indented("", _plain(error.fact))
         if error.place:
-            self.err.print(f"  [dim]where[/]  {escape(error.place)}", soft_wrap=True)
+            self.err.print(f"  [dim]where[/]  {_plain(error.place)}", soft_wrap=True)  # in one piece, to be copied
         if error.hint:
-            self.err.print(f"  [dim]next[/]   {escape(error.hint)}")
+            self._indented("[dim]next[/]   ", _plain(error.hint))
+
+    def _indented(self, label: str, text: str) -> None:
+        """A paragraph that stays to the right of its label; in a file or a pipe, a line that is not broken."""
+        if not self.err.is_terminal:
+            self.err.print(f"  {label}{text}", soft_wrap=True)
+            return
+        grid = Table.grid(padding=(0, 0, 0, 0))
+        grid.add_row(f"  {label}", text)
+        self.err.print(grid)
 
     @contextmanager
     def progress(self) -> Generator[Progress]:
@@ -119,6 +130,12 @@ def facts(title: str, values: Mapping[str, Any]) -> Table:
     return view
 
 
+def _plain(text: str) -> str:
+    """Words that somebody else may have written: no markup, nothing that steers the terminal, and not without end."""
+    text = text if len(text) <= _LIMIT else f"{text[:_LIMIT]} ..."
+    return escape("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
+
+
 def _cell(value: Any) -> str:
     match value:
         case None | False:
@@ -132,4 +149,4 @@ def _cell(value: Any) -> str:
         case list():
             return ", ".join(map(str, value))  # pyright: ignore[reportUnknownArgumentType]
         case _:
-            return escape(str(value))
+            return _plain(str(value))

@@ -1,10 +1,12 @@
 """genai_config.json: what ORT GenAI needs, from the graph's own inputs and the checkpoint's own defaults."""
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import onnx_ir as ir
 
+from paritas.errors import ParitasError
 from paritas.spec import Decoder
 
 # ORT GenAI's parser is strict: these are the generation defaults that it has a place for. The neutral value of each is
@@ -21,7 +23,7 @@ _SEARCH = {
     "num_beams": 1,
     "num_return_sequences": 1,
     "min_length": 0,
-    "early_stopping": True,
+    "early_stopping": False,
 }
 # In a generation_config.json, but not a default of the search: ids, transformers' own bookkeeping, cache choices.
 _NOT_SEARCH = {
@@ -61,6 +63,9 @@ def genai_config(
         generation: generation_config.json.
         shared_buffer: the graph's attention writes its cache in place.
         context: positions that the graph's tables cover.
+
+    Raises:
+        ParitasError: ``generation-value-wrong``.
     """
     attention = spec.layers[0].attention
     inputs = [value.name or "" for value in graph.inputs]
@@ -92,7 +97,7 @@ def genai_config(
             "type": _TYPES.get(model_type, "decoder"),
             "vocab_size": spec.vocab,
         },
-        "search": {key: default if generation.get(key) is None else generation[key] for key, default in _SEARCH.items()}
+        "search": {key: _search_value(generation, key) for key in _SEARCH}
         | {"max_length": context, "past_present_share_buffer": shared_buffer},
     }
     lost = {k: v for k, v in generation.items() if v is not None and k not in _NOT_SEARCH and k not in _SEARCH}
@@ -103,26 +108,60 @@ def token_ids(generation: Mapping[str, Any], config: Mapping[str, Any], defaults
     """bos, eos and pad ids as transformers resolves them.
 
     generation_config.json goes before config.json, and that before the class's defaults. A list of eos ids is kept
-    whole. pad is one number for ORT GenAI: a list's first, and the first eos where there is none.
+    whole. pad is one number for ORT GenAI: a list's first, and the first eos where there is none (or -1, which stands
+    for none in old files).
+
+    Raises:
+        ParitasError: ``token-id-wrong``.
     """
     ids: dict[str, Any] = {}
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        value = generation.get(key)
-        if value is None:
-            value = config[key] if key in config else defaults.get(key)  # an explicit null is an answer
-        if value is not None:
-            ids[key] = value
-    pad = first(ids.get("pad_token_id", ids.get("eos_token_id")))
-    if pad is not None:
-        ids["pad_token_id"] = pad
-    return ids
+        place, value = "generation_config.json", generation.get(key)
+        if value is None:  # an explicit null of config.json is an answer
+            place, value = "config.json", config[key] if key in config else defaults.get(key)
+        if value is not None and value != []:
+            ids[key] = _token_id(key, value, place)
+    pad = first(ids.pop("pad_token_id", None))
+    pad = first(ids.get("eos_token_id")) if pad is None or pad < 0 else pad
+    return ids if pad is None else {**ids, "pad_token_id": pad}
 
 
-def first(ids: Any) -> int | None:
+def first(ids: int | Sequence[int] | None) -> int | None:
     """A number, or the first of a list of numbers."""
-    if isinstance(ids, Sequence) and not isinstance(ids, str):
-        return int(ids[0]) if ids else None  # pyright: ignore[reportUnknownArgumentType]
-    return None if ids is None else int(ids)
+    return ids[0] if isinstance(ids, Sequence) else ids
+
+
+def _token_id(key: str, value: Any, place: str) -> Any:
+    least = -1 if key == "pad_token_id" else 0
+    each = [value] if key == "bos_token_id" else _each(value)
+    if not all(type(id_) is int and id_ >= least for id_ in each):
+        raise ParitasError(
+            "token-id-wrong",
+            f"{key} is {value!r}; it has to be a token id" + (", or a list of them" if key != "bos_token_id" else ""),
+            place=f"{place}, key {key}",
+            hint="Repair the file.",
+        )
+    return value
+
+
+def _each(value: Any) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else [value]
+
+
+def _search_value(generation: Mapping[str, Any], key: str) -> Any:
+    value, default = generation.get(key), _SEARCH[key]
+    if value is None:
+        return default
+    words = {bool: "true or false", int: "an integer", float: "a number"}
+    known = (int, float) if type(default) is float else (type(default),)
+    if type(value) not in known or not math.isfinite(value):
+        raise ParitasError(
+            "generation-value-wrong",
+            f"{key} is {value!r}; it has to be {words[type(default)]}",
+            place=f"generation_config.json, key {key}",
+            hint="Repair the file.",
+        )
+    return value
 
 
 def _pattern(names: Sequence[str], prefix: str, part: str) -> str:

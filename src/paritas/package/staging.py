@@ -90,8 +90,16 @@ def check_output(out: Path, *, force: bool) -> None:
                 place=str(out),
                 hint="--force replaces it, once the new package is whole.",
             )
-    parent = existing_parent(out)
-    probe = parent / _partial(out).name
+    check_writable(out)
+
+
+def check_writable(out: Path) -> None:
+    """Refuse an output beside which no folder can be made. Leaves nothing behind.
+
+    Raises:
+        ParitasError: ``output-unwritable``.
+    """
+    probe = existing_parent(out) / _partial(out).name
     try:
         probe.mkdir()
         probe.rmdir()
@@ -99,7 +107,7 @@ def check_output(out: Path, *, force: bool) -> None:
         raise ParitasError(
             "output-unwritable",
             f"cannot write there: {error.strerror}",
-            place=str(parent),
+            place=str(probe.parent),
             hint="Choose another output.",
         ) from None
 

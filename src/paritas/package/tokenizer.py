@@ -1,4 +1,4 @@
-"""The tokenizer files of a package: the checkpoint's own, checked that they load, the chat template in a file of its own."""
+"""The tokenizer files of a package: the checkpoint's own, checked that they load; the chat template in its own file."""
 
 import json
 from collections.abc import Mapping

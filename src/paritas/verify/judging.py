@@ -6,7 +6,7 @@ from collections.abc import Sequence as Several
 from paritas.errors import Invalid
 from paritas.runtime.decoder import Decoder
 from paritas.verify.asking import Answer, ask
-from paritas.verify.compare import Comparison, compare
+from paritas.verify.compare import Comparison, check_shape, compare
 from paritas.verify.evidence import Differences, Finding, ProbeRecord, TokenCount, Where
 from paritas.verify.probes import Manner, Probe
 from paritas.verify.truth import Truth, Truths
@@ -57,6 +57,7 @@ def _bare(probe: Probe, runtime: str, verdict: Verdict, reason: str) -> ProbeRec
 def _compared(probe: Probe, asked: Several[Truth], answers: Several[Answer]) -> list[Comparison]:
     if probe.manner is Manner.CHANGED_LAST_TOKEN:
         whole, changed = answers
+        check_shape(asked[0].logits[:-1].shape, whole.shape)  # both could be alike in another vocabulary
         return [compare(asked[0].sequence.name, whole, changed, asked[0].floors[: len(whole)])]
     return [_beside(truth, answer, probe.manner) for truth, answer in zip(asked, answers, strict=True)]
 

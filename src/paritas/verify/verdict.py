@@ -80,9 +80,9 @@ def signature(places: Sequence[Place], windows: Sequence[int]) -> str | None:
         return None
     if set(bad) == {"padding"}:
         return "only padded rows differ: the mask, or positions that count the padding"
-    if set(bad) == {"causality"}:
+    if "causality" in bad:  # before the others: no token is alone then, and their positions say nothing
         return "a later token moves earlier logits: the causal mask"
-    one_pass = {probe: p for probe, p in bad.items() if probe not in ("decode", "padding", "causality")}
+    one_pass = {probe: p for probe, p in bad.items() if probe not in ("decode", "padding")}
     judged = {place.probe for place in places}
     if set(bad) <= {"decode", "greedy", "padding"} and judged & {"short", "window", "long"}:
         return "one pass agrees and step by step does not: the cache, or the positions of later calls"
