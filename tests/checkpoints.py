@@ -1,4 +1,4 @@
-"""Small checkpoints written by hand, without torch; every byte is open to damage. And the command line that they are given to."""
+"""Small checkpoints written by hand, without torch, every byte open to damage; and the commands they are given to."""
 
 import json
 from collections.abc import Mapping

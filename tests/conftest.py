@@ -61,3 +61,15 @@ def judge(checkpoint: Callable[[str], Path]) -> "Callable[..., Evidence]":
     gc.freeze()  # verify collects after every probe; torch's and transformers' million objects need no visit
     truths = cache(lambda name: find_truths(open_checkpoint(checkpoint(name))))
     return lambda name, package, *runtimes: run.judge(open_package(package), truths(name), runtimes)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """With ``-v``, what tests measured: ``record_property("measured", "...")``."""
+    lines = [
+        f"{report.nodeid.rpartition('::')[2]:<92} {dict(report.user_properties)['measured']}"
+        for report in terminalreporter.getreports("passed")
+        if "measured" in dict(report.user_properties)
+    ]
+    if lines and terminalreporter.config.get_verbosity() > 0:
+        terminalreporter.section("measured")
+        terminalreporter.write("\n".join(sorted(lines)) + "\n")

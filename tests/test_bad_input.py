@@ -1,4 +1,5 @@
-"""Whatever is wrong with a checkpoint ends in one screen: code, fact, place, next step. Nothing is written, nothing stays."""
+# ruff: noqa: E501 - the tables have a line a case
+"""Whatever is wrong with a checkpoint ends in one screen: code, fact, place, next step. Nothing is written or left."""
 
 import json
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from checkpoints import (
     CONTEXT,
     HIDDEN,
@@ -231,10 +233,16 @@ CONFIGS: list[tuple[str, Damage, str, tuple[str, ...]]] = [
     ("hidden zero", config(hidden_size=0), "config-value-wrong", ("hidden_size is 0",)),
     ("hidden broken", config(hidden_size=40.5), "config-value-wrong", ("hidden_size is 40.5",)),
     ("hidden an object", config(hidden_size={}), "config-value-wrong", ("hidden_size is {}",)),
+    ("RoPE factor infinite", config(rope_scaling={"rope_type": "linear", "factor": float("inf")}), "config-value-wrong", ("factor",)),
+    ("RoPE context a text", config(rope_scaling={"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": "many"}), "config-value-wrong", ("many",)),
+    ("hidden infinite", config(hidden_size=float("inf")), "config-value-wrong", ("hidden_size is inf",)),
+    ("hidden not a number", config(hidden_size=float("nan")), "config-value-wrong", ("hidden_size is nan",)),
+    ("hidden huge", config(hidden_size=10**30), "config-value-wrong", ("hidden_size",)),
+    ("layers huge", config(num_hidden_layers=10**9), "config-value-wrong", ("num_hidden_layers",)),
     ("layers too many", config(num_hidden_layers=3), "tensor-missing", ("model.layers.2.",)),
     ("layers too few", config(num_hidden_layers=1), "tensor-unused", ("model.layers.1.",)),
     ("heads of another width", config(num_attention_heads=8), "tensor-shape-wrong", ("q_proj",)),
-    ("context huge", config(max_position_embeddings=10**12), "disk-full", ("bytes",)),
+    ("context huge", config(max_position_embeddings=10**30), "config-value-wrong", ("max_position_embeddings",)),
     ("epsilon a text", config(rms_norm_eps="1e-5"), "config-value-wrong", ("rms_norm_eps",)),
     ("epsilon negative", config(rms_norm_eps=-1e-5), "config-value-wrong", ("rms_norm_eps",)),
     ("tied a text", config(tie_word_embeddings="false"), "config-value-wrong", ("tie_word_embeddings", "true or false")),
@@ -264,3 +272,136 @@ def test_configuration(tmp_path: Path, damage: Damage, code: str, fragments: tup
     model = save_llama(tmp_path / "model")
     damage(model)
     check_refused(tmp_path, model, (), code, fragments)
+
+
+MODELS: list[tuple[str, Damage, str, str, tuple[str, ...]]] = [
+    ("nowhere", lambda f: None, "nowhere", "checkpoint-missing", ("nowhere", "org/name")),
+    ("an empty word", lambda f: None, "", "checkpoint-missing", ()),
+    ("a GGUF that is not there", lambda f: None, "org/model.gguf", "checkpoint-missing", ("org/model.gguf",)),
+    ("a user's home that is not there", lambda f: None, "~nobody/model", "checkpoint-missing", ("~nobody/model",)),
+    ("an empty folder", lambda f: (f / "x").mkdir(), "x", "config-missing", ("config.json",)),
+    ("an adapter", lambda f: [(f / "x").mkdir(), write_json(f / "x" / "adapter_config.json", {})], "x", "config-missing", ("adapter", "merge_and_unload")),
+    ("a folder of GGUF files", lambda f: [(f / "x").mkdir(), (f / "x" / "a.gguf").touch()], "x", "config-missing", ("a.gguf",)),
+    ("the weights' file", lambda f: (f / "x.safetensors").touch(), "x.safetensors", "checkpoint-unknown", ("the checkpoint's folder",)),
+    ("a device", lambda f: None, "/dev/null", "checkpoint-unknown", ("/dev/null",)),
+    ("too long a name", lambda f: None, "x" * 300, "system-refused", ("File name too long",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "model", "code", "fragments"), [c[1:] for c in MODELS], ids=[c[0] for c in MODELS])
+def test_what_is_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Damage, model: str, code: str, fragments: tuple[str, ...]
+) -> None:
+    damage(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = listing(tmp_path)
+    for words in (("export", model, "out", "--no-verify"), ("inspect", model)):
+        refused(paritas(*words), code, *fragments)
+    assert listing(tmp_path) == before
+
+
+def test_a_hub_id_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    refused(paritas("inspect", "nobody/nothing"), "checkpoint-missing", "nobody/nothing", "HF_HUB_OFFLINE")
+
+
+def test_multimodal_wants_a_word(tmp_path: Path) -> None:
+    model = save_gemma3(tmp_path / "model")
+    check_refused(tmp_path, model, (), "checkpoint-multimodal", ("--text-only", "config.json"))
+    result = export(model, tmp_path / "out", "--text-only", "--json")
+    assert result.exit_code == 0, result.output
+    record = json.loads((tmp_path / "out" / "evidence" / "export.json").read_text())
+    assert record["dropped_tensors"] == {"vision_tower.patch.weight": "the image half of the checkpoint (--text-only)"}
+
+
+def test_names_that_meet(tmp_path: Path) -> None:
+    """Both spellings of one tensor of the text half: neither is taken in silence."""
+    model = save_gemma3(tmp_path / "model")
+    file = model / "model.safetensors"
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    names = json.loads(content[8 : 8 + length])
+    other = {name: np.zeros(entry["shape"], np.float32) for name, entry in names.items() if name != "__metadata__"}
+    write_safetensors(file, {**other, f"model.language_model.{NORM.removeprefix('model.')}": np.zeros(HIDDEN, "f4")})
+    check_refused(tmp_path, model, ("--text-only",), "tensor-duplicated", (f"the text model's {NORM}",))
+
+
+ACCEPTED: list[tuple[str, Damage, tuple[str, ...]]] = [
+    ("--text-only on a text model", lambda f: None, ("--text-only",)),
+    ("an extra tensor, dropped", tensors(lambda t: t.update({"mtp.fc.weight": t[NORM]})), ("--drop", "mtp.*")),
+    ("an unread key, ignored", config(frob=1), ("--ignore-key", "frob")),
+    ("tied, its head is equal", lambda f: [config(tie_word_embeddings=True)(f), tensors(lambda t: t.update({"lm_head.weight": t[TABLE]}))(f)], ()),
+    ("tied, without a head", lambda f: [config(tie_word_embeddings=True)(f), tensors(lambda t: t.pop("lm_head.weight"))(f)], ()),
+    ("no tokenizer, none wanted", remove("tokenizer.json", "tokenizer_config.json"), ("--no-tokenizer",)),
+    ("a corrupt tokenizer, none wanted", write("tokenizer.json", "{"), ("--no-tokenizer",)),
+    ("nulls", config(rope_scaling=None, rope_parameters=None, tie_word_embeddings=None, mlp_bias=None, text_config=None), ("--ignore-key", "text_config")),
+    ("no generation config", remove("generation_config.json"), ()),
+    ("no ids at all", lambda f: [config(bos_token_id=None, eos_token_id=None)(f), remove("generation_config.json")(f)], ()),
+    ("a scalar that nobody reads", tensors(lambda t: t.update({"step": np.array(3, np.int64)})), ("--drop", "step")),
+    ("a pickled copy beside", write("pytorch_model.bin", b"cos\nsystem\n"), ()),
+    ("a shorter context", lambda f: None, ("--context", str(CONTEXT // 2))),
+    ("a spelling of GenAI's builder", lambda f: None, ("-p", "f32", "-e", "cpu")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "words"), [case[1:] for case in ACCEPTED], ids=[case[0] for case in ACCEPTED])
+def test_accepted(tmp_path: Path, change: Damage, words: tuple[str, ...]) -> None:
+    model = save_llama(tmp_path / "model")
+    change(model)
+    result = export(model, tmp_path / "out", *words)
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def test_what_was_let_pass_is_recorded(tmp_path: Path) -> None:
+    model = save_llama(tmp_path / "model")
+    tensors(lambda t: t.update({"mtp.fc.weight": t[NORM]}))(model)
+    config(frob=1)(model)
+    assert export(model, tmp_path / "out", "--drop", "mtp.*", "--ignore-key", "frob").exit_code == 0
+    record = json.loads((tmp_path / "out" / "evidence" / "export.json").read_text())
+    assert record["dropped_tensors"] == {"mtp.fc.weight": "declared without effect (--drop)"}
+    assert record["ignored_config_keys"]["frob"] == "declared without effect (--ignore-key)"
+
+
+def test_remote_code_never_runs(tmp_path: Path) -> None:
+    model = save_llama(tmp_path / "model", {"auto_map": {"AutoModelForCausalLM": "evil.Model"}})
+    marker = tmp_path / "marker"
+    (model / "evil.py").write_text(f"open({str(marker)!r}, 'w')")
+    for words in (
+        ("export", model, tmp_path / "out", "--no-verify"),
+        ("inspect", model),
+        ("inspect", tmp_path / "out"),
+    ):
+        assert paritas(*words).exit_code == 0
+    assert not marker.exists()
+
+
+def test_a_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    model = save_llama(tmp_path / "model")
+    tensors(lambda t: t.update({"a\x1b[2J[bold]\nb": t[NORM]}))(model)
+    result = export(model, tmp_path / "out")
+    refused(result, "tensor-unused", r"a\x1b[2J[bold]\nb")
+    assert "\x1b" not in result.output
+
+
+def test_a_value_without_end_is_cut(tmp_path: Path) -> None:
+    model = save_llama(tmp_path / "model", {"hidden_size": list(range(9999))})
+    check_refused(tmp_path, model, (), "config-value-wrong", ("hidden_size is [0, 1,", "..."))
+
+
+def test_a_gguf_that_is_none(tmp_path: Path) -> None:
+    for content in (b"", b"GGUF", b"not a model" * 99):
+        (tmp_path / "model.GGUF").write_bytes(content)
+        check_refused(tmp_path, tmp_path / "model.GGUF", (), "gguf-unreadable", ("model.GGUF",))
+
+
+def test_a_fault_of_ours_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("seven")
+
+    monkeypatch.setattr("paritas.export.open_checkpoint", broken)
+    result = export(tmp_path, tmp_path / "out", "--json")
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["error"]["code"] == "internal-error"
+    assert "ZeroDivisionError: seven" in result.stderr

@@ -279,10 +279,14 @@ TEXT_IS_THE_SAME = ("softcap dropped", "one row of the head zero", "epsilon ten 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_is_red_at_its_place(
-    name: str, judge: Callable[..., Evidence], export_mutant: Callable[[Mutant], Path]
+    name: str,
+    judge: Callable[..., Evidence],
+    export_mutant: Callable[[Mutant], Path],
+    record_property: Callable[[str, object], None],
 ) -> None:
     mutant = MUTANTS[name]
     evidence = judge(mutant.checkpoint, export_mutant(mutant), RAW)
+    record_property("measured", in_words(evidence))
     assert evidence.verdict is Verdict.DIVERGES, evidence.worst_floors
     assert mutant.signature in evidence.signatures[RAW]
     assert first_bad(evidence) == mutant.first_bad
@@ -325,3 +329,9 @@ def first_bad(evidence: Evidence) -> int | None:
     """The first wrong position of all probes that put the whole sequence at once."""
     bad = (probe.first_bad for probe in evidence.probes if probe.id in ("short", "window", "long"))
     return min((where.position for where in bad if where), default=None)
+
+
+def in_words(evidence: Evidence) -> str:
+    tokens = next(probe.tokens for probe in evidence.probes if probe.tokens is not None)
+    right, of = tokens.identical, tokens.identical + tokens.near_ties + tokens.different
+    return f"{evidence.worst_floors:,.0f} floors, first at {first_bad(evidence)}, {right} of {of} tokens right"

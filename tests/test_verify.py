@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 from rich.console import Console
+from transformers import AutoModelForCausalLM, Gemma2Config
 
 from paritas.checkpoint import open_checkpoint
 from paritas.errors import Exit, Invalid, ParitasError
@@ -19,6 +21,7 @@ from paritas.export import export
 from paritas.runtime.package import open_package
 from paritas.targets import TARGETS
 from paritas.verify.evidence import Evidence, ProbeRecord, json_schema, read
+from paritas.verify.floor import FP64, SDPA
 from paritas.verify.report import render
 from paritas.verify.run import judge, verify
 from paritas.verify.truth import Truths, find_truths
@@ -333,6 +336,28 @@ def test_a_checkpoint_that_transformers_would_complete_at_random_is_no_reference
     assert error.value.code == "reference-incomplete"
     assert "q_proj" in error.value.fact
     assert "qk_proj" in error.value.fact
+
+
+def test_without_torch_it_says_what_to_install(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ParitasError) as error:
+        verify(lab.package("llama", "ort"), lab.checkpoint("llama"))
+    assert error.value.code == "verify-needs-torch"
+    assert "paritas[verify]" in error.value.hint
+
+
+def test_a_variant_that_the_reference_refuses_is_recorded_and_the_floor_does_without(tmp_path: Path) -> None:
+    small = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64}
+    config = Gemma2Config(
+        vocab_size=97, hidden_size=24, intermediate_size=40, num_hidden_layers=2, sliding_window=8, **small
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    truths = find_truths(open_checkpoint(tmp_path))
+    assert list(truths.refused) == [SDPA]
+    for truth in truths.by_name.values():
+        assert FP64 in truth.variants
+        assert SDPA not in truth.variants
+        assert (truth.floors > 0).all()
 
 
 def test_an_unknown_runtime_is_refused(lab: Lab) -> None:

@@ -128,7 +128,7 @@ def gemma3_text_config(**changes: Any) -> Gemma3TextConfig:
         "rms_norm_eps": 3e-5,
         "sliding_window": WINDOW,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
-        "final_logit_softcapping": 11.0,
+        "final_logit_softcapping": 5.0,
         "rope_parameters": rope_by_kind(full=GLOBAL_THETA),
         **TOKEN_IDS,
     }
@@ -195,7 +195,7 @@ def randomize(model: PreTrainedModel) -> None:
 def spread(name: str, parameter: torch.Tensor) -> float:
     if parameter.ndim == 1:
         return 0.3
-    return 0.5 if "embed" in name else parameter[0].numel() ** -0.5
+    return 0.15 if "embed" in name else parameter[0].numel() ** -0.5
 
 
 def tiny_tokenizer(template: str, end: str) -> PreTrainedTokenizerFast:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "paritas"
 EXITS = {"ParitasError": "2", "Unsupported": "2", "Invalid": "3", "Finding": "finding"}
-_CODE = re.compile(r"[a-z]+[a-z0-9]*(-[a-z0-9]+)+")
+OWN_EXITS = {"internal-error": "3", "interrupted": "130"}  # the command's own, whatever the class
+_CODE = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_SEVERITIES = ("error", "warning", "note")
 
 
 def errors(source: Path = SOURCE) -> dict[str, set[str]]:
@@ -20,7 +22,7 @@ def errors(source: Path = SOURCE) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for file in sorted(source.rglob("*.py")):
         for code, exit_code in _of(ast.parse(file.read_text(encoding="utf-8"))):
-            found.setdefault(code, set()).add(exit_code)
+            found.setdefault(code, set()).add(OWN_EXITS.get(code, exit_code))
     return dict(sorted(found.items()))
 
 
@@ -32,7 +34,7 @@ def _of(module: ast.Module) -> Iterator[tuple[str, str]]:
             yield from ((code, exit_code) for expression in given for code in _words(expression))
     for assignment in (node for node in ast.walk(module) if isinstance(node, ast.Assign)):
         if isinstance(target := assignment.targets[0], ast.Tuple) and ast.unparse(target).startswith("(code,"):
-            yield from ((code, "finding") for code in _words(assignment.value))
+            yield from ((code, "finding") for code in _words(assignment.value) if code not in _SEVERITIES)
 
 
 def _wrappers(module: ast.Module) -> dict[str, str]:

@@ -133,6 +133,8 @@ def export(
         _word("ep", provider, _PROVIDERS, _LATER_PROVIDERS)
         chosen = TARGETS[_word("target", target, _TARGETS)]
         folder = _one_output(out, out_option)
+        for path in (model, folder):
+            _text(str(path))
         evidence: list[Any] = []
         with screen.progress() as progress:
             exported = run_export(
@@ -196,7 +198,7 @@ def generate(
     greedy: Annotated[
         bool, typer.Option("--greedy", help="The best token each time, whatever the package asks for.")
     ] = False,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of sampling.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of sampling.")] = None,
     runtime: Annotated[Runtime, typer.Option("--runtime", help="auto: ORT GenAI if it is installed.")] = Runtime.AUTO,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -210,7 +212,7 @@ def generate(
 
         generation = run_generate(
             open_package(package),
-            sys.stdin.read() if prompt == "-" else prompt,
+            _text(sys.stdin.buffer.read().decode(errors="surrogateescape") if prompt == "-" else prompt),
             max_new_tokens=max_new_tokens,
             chat=not raw,
             sampling=Greedy() if greedy else None,
@@ -399,13 +401,30 @@ def _one_output(argument: Path | None, option: Path | None) -> Path:
     return out if out.name and ".." not in out.parts else out.resolve()
 
 
+def _text(word: str) -> str:
+    if not word.isascii() and any("\ud800" <= character <= "\udfff" for character in word):
+        raise ParitasError(
+            "text-not-utf8",
+            f"{word[:80]!r} is not text in UTF-8",
+            hint="Rename the file, or convert the text to UTF-8.",
+        )
+    return word
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # a finder may refuse by raising
+        return False
+
+
 def _need_runtime(asked: Sequence[Runtime]) -> None:
-    if Runtime.GENAI in asked and importlib.util.find_spec("onnxruntime_genai") is None:
+    if Runtime.GENAI in asked and not _installed("onnxruntime_genai"):
         raise ParitasError("genai-missing", "onnxruntime-genai is not installed", hint="pip install 'paritas[genai]'")
 
 
 def _prover(model: str, evidence: list[Any], progress: Progress) -> Callable[[Path], str]:
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+    if not (_installed("torch") and _installed("transformers")):
         raise ParitasError(
             "verify-needs-torch",
             "an export is proven against transformers, which is not installed with torch",

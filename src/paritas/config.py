@@ -1,11 +1,14 @@
 """Reads config.json. Every key is asked for, or is listed as without effect and why; any other key is an error."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from paritas.errors import ParitasError, Unsupported
 from paritas.spec import Linear, Llama3, Rope
 
+_LARGEST = 2**53  # what every reader of JSON holds exactly
+_ORIGINAL = "original_max_position_embeddings"
 IGNORABLE: Mapping[str, str] = {
     "_name_or_path": "where somebody loaded it from",
     "architectures": "the class; model_type says the same",
@@ -49,19 +52,13 @@ class Config:
         self._accounted[key] = "read"
         return self.values.get(key)
 
-    def integer(self, key: str, default: int | None) -> int:
-        """A positive integer. Without a default (``None``) the key has to be there."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 1:
-            raise self._wrong(key, value, "a positive integer")
-        return int(value)
+    def integer(self, key: str, default: int | None, most: int = _LARGEST) -> int:
+        """A positive integer up to ``most``. Without a default (``None``) the key has to be there."""
+        return self._integer(key, self._value(key, default), most)
 
     def number(self, key: str, default: float | None) -> float:
         """A finite positive number."""
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise self._wrong(key, value, "a positive number")
-        return float(value)
+        return self._number(key, self._value(key, default))
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
@@ -181,12 +178,12 @@ class Config:
             known |= {"factor"}
             scaling = Linear(self._rope_number(values, "factor"))
         elif kind == "llama3":
-            known |= {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+            known |= {"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL}
             scaling = Llama3(
                 factor=self._rope_number(values, "factor"),
                 low_freq_factor=self._rope_number(values, "low_freq_factor"),
                 high_freq_factor=self._rope_number(values, "high_freq_factor"),
-                original_context=int(values.get("original_max_position_embeddings") or context),
+                original_context=self._integer(f"RoPE {_ORIGINAL}", values.get(_ORIGINAL) or context),
             )
         else:
             raise Unsupported(
@@ -205,9 +202,17 @@ class Config:
         return Rope(theta=self._rope_number(values, "rope_theta"), dim=dim, scaling=scaling)
 
     def _rope_number(self, values: Mapping[str, Any], key: str) -> float:
-        value = values.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise self._wrong(f"RoPE {key}", value, "a positive number")
+        return self._number(f"RoPE {key}", values.get(key))
+
+    def _integer(self, key: str, value: Any, most: int = _LARGEST) -> int:
+        if not _is_number(value) or not 1 <= value <= most or value != int(value):
+            limit = f" up to {most:,}" if _is_number(value) and value > most else ""
+            raise self._wrong(key, value, f"a positive integer{limit}")
+        return int(value)
+
+    def _number(self, key: str, value: Any) -> float:
+        if not _is_number(value) or not 0 < value <= sys.float_info.max:
+            raise self._wrong(key, value, "a positive number")
         return float(value)
 
     def _object(self, key: str) -> Mapping[str, Any]:
@@ -239,3 +244,7 @@ class Config:
 
     def _at(self, key: str) -> str:
         return f"{self.place}, key {key}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

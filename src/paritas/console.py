@@ -43,6 +43,13 @@ class _Amount(ProgressColumn):
         return (self._bytes if (task.total or 0) > _BYTES else self._steps).render(task)
 
 
+class _Stdout(Console):
+    """A pipe that closes is told to the command, not ended on the spot."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 class Screen:
     """Where a command's words go.
 
@@ -54,13 +61,13 @@ class Screen:
     def __init__(self, *, quiet: bool = False, as_json: bool = False) -> None:
         self.quiet = quiet
         self.as_json = as_json
-        self.out = Console(highlight=False)
+        self.out = _Stdout(highlight=False)
         self.err = Console(stderr=True, highlight=False)
 
     def say(self, text: Any) -> None:
         """Something for people."""
         if not (self.quiet or self.as_json):
-            self.out.print(text)
+            self.out.print(text, soft_wrap=isinstance(text, str))  # a terminal wraps by itself; a file has no width
 
     def result(self, values: Mapping[str, Any]) -> None:
         """Something for programs."""

@@ -1,7 +1,7 @@
 """A checkpoint folder as transformers saves it: config.json, safetensors, tokenizer, generation defaults."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
@@ -104,7 +104,17 @@ def _instead_of_weights(folder: Path) -> str:
 
 
 def _sharded(folder: Path) -> Mapping[str, Tensor]:
-    place = folder / INDEX
+    where = _read_index(folder / INDEX)
+    shards = sorted(set(where.values()))
+    _check_shards(folder, shards)
+    tensors: dict[str, Tensor] = {}
+    for shard in shards:
+        tensors.update(_read_shard(folder / shard, where))
+    return tensors
+
+
+def _read_index(place: Path) -> dict[str, str]:
+    """Tensor -> file."""
     weight_map = read_json(place).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ParitasError("index-corrupt", "it has no weight_map", place=str(place), hint="Fetch the index again.")
@@ -113,56 +123,61 @@ def _sharded(folder: Path) -> Mapping[str, Tensor]:
         raise ParitasError(
             "index-corrupt", f"it names no file for {nowhere[0]}", place=str(place), hint="Fetch the index again."
         )
-    shards = sorted(set(where.values()))
-    outside = [shard for shard in shards if Path(shard).name != shard]
-    if outside:
+    if outside := sorted(file for file in where.values() if Path(file).name != file):
         raise ParitasError(
             "index-corrupt",
             f"it names {outside[0]!r}, outside the folder",
             place=str(place),
             hint="Do not trust this checkpoint.",
         )
+    return where
+
+
+def _check_shards(folder: Path, shards: Sequence[str]) -> None:
+    """Every file that the index names is there, and no other one of the kind."""
+    place = str(folder / INDEX)
     if missing := [shard for shard in shards if not (folder / shard).is_file()]:
         raise ParitasError(
             "shard-missing",
             f"{len(missing)} of {len(shards)} files that the index names are not there: {', '.join(missing)}",
-            place=str(place),
+            place=place,
             hint="Fetch them.",
         )
     if stray := sorted({file.name for file in folder.glob(SHARDS)} - set(shards)):
         raise ParitasError(
             "index-incomplete",
             f"the index does not name {', '.join(stray)}",
-            place=str(place),
+            place=place,
             hint="Remove the files of another checkpoint, or fetch the index again.",
         )
-    tensors: dict[str, Tensor] = {}
-    for shard in shards:
-        found = read_safetensors(folder / shard)
-        indexed = {name for name, file in where.items() if file == shard}
-        if absent := sorted(indexed - set(found)):
-            raise ParitasError(
-                "tensor-missing",
-                f"the index promises {_some(absent)}",
-                place=str(folder / shard),
-                hint="Fetch the shard again.",
-            )
-        if twice := sorted(set(found) & (set(where) - indexed)):
-            raise ParitasError(
-                "tensor-duplicated",
-                f"it holds {_some(twice)}, which the index says is in {where[twice[0]]}",
-                place=str(folder / shard),
-                hint="Fetch the checkpoint again: which of the two is meant cannot be told.",
-            )
-        if extra := sorted(set(found) - indexed):
-            raise ParitasError(
-                "index-incomplete",
-                f"this file holds {_some(extra)}, which the index does not name",
-                place=str(folder / shard),
-                hint="Fetch the index again.",
-            )
-        tensors.update(found)
-    return tensors
+
+
+def _read_shard(shard: Path, where: Mapping[str, str]) -> Mapping[str, Tensor]:
+    """The tensors of one file, which are those that the index promises: ``where`` is tensor -> file."""
+    found = read_safetensors(shard)
+    indexed = {name for name, file in where.items() if file == shard.name}
+    if absent := sorted(indexed - set(found)):
+        raise ParitasError(
+            "tensor-missing",
+            f"the index promises {_some(absent)}",
+            place=str(shard),
+            hint="Fetch the shard again.",
+        )
+    if twice := sorted(set(found) & (set(where) - indexed)):
+        raise ParitasError(
+            "tensor-duplicated",
+            f"it holds {_some(twice)}, which the index says is in {where[twice[0]]}",
+            place=str(shard),
+            hint="Fetch the checkpoint again: which of the two is meant cannot be told.",
+        )
+    if extra := sorted(set(found) - indexed):
+        raise ParitasError(
+            "index-incomplete",
+            f"this file holds {_some(extra)}, which the index does not name",
+            place=str(shard),
+            hint="Fetch the index again.",
+        )
+    return found
 
 
 def _some(names: list[str]) -> str:

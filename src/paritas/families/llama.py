@@ -46,7 +46,7 @@ def read(config: Config) -> Decoder:
         vocab=config.integer("vocab_size", 32_000),
         hidden=hidden,
         context=context,
-        layers=(layer,) * config.integer("num_hidden_layers", 32),
+        layers=(layer,) * config.integer("num_hidden_layers", 32, most=10_000),
         norm=norm,
         tied_head=config.flag("tie_word_embeddings", False),
     )

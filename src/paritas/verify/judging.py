@@ -3,6 +3,8 @@
 import time
 from collections.abc import Sequence as Several
 
+import numpy as np
+
 from paritas.errors import Invalid
 from paritas.runtime.decoder import Decoder
 from paritas.verify.asking import Answer, ask
@@ -57,6 +59,8 @@ def _bare(probe: Probe, runtime: str, verdict: Verdict, reason: str) -> ProbeRec
 def _compared(probe: Probe, asked: Several[Truth], answers: Several[Answer]) -> list[Comparison]:
     if probe.manner is Manner.CHANGED_LAST_TOKEN:
         whole, changed = answers
+        if not np.isfinite(whole).all():
+            raise Invalid("logits-not-finite", "NaN or Inf before anything is changed: no move can be seen")
         check_shape(asked[0].logits[:-1].shape, whole.shape)  # both could be alike in another vocabulary
         return [compare(asked[0].sequence.name, whole, changed, asked[0].floors[: len(whole)])]
     return [_beside(truth, answer, probe.manner) for truth, answer in zip(asked, answers, strict=True)]

@@ -5,12 +5,13 @@ transformers' own methods, so that a checkpoint that takes minutes to read (GGUF
 -> fp64 loses nothing. Everything that is untyped here (torch, transformers) stays here.
 """
 
+import functools
 import importlib
 import importlib.util
 import inspect
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,13 +94,13 @@ class Reference:
         """Within, attention is torch's scaled_dot_product_attention.
 
         Raises:
-            Invalid: ``variant-refused``: the class cannot.
+            Invalid: ``reference-refused``: the class cannot.
         """
         with _refusals("SDPA"):
             self._model.set_attn_implementation("sdpa")
         try:
             if self._model.config._attn_implementation != "sdpa":
-                raise Invalid("variant-refused", f"{self.class_name} has no SDPA attention")
+                raise Invalid("reference-refused", f"{self.class_name} has no SDPA attention")
             yield
         finally:
             self._model.set_attn_implementation("eager")
@@ -143,7 +144,7 @@ def _load(transformers: Any, torch: Any, path: Path) -> Any:
     where: dict[str, Any] = {"gguf_file": path.name} if gguf else {"use_safetensors": True}
     load: Callable[..., Any] = transformers.AutoModelForCausalLM.from_pretrained
     try:
-        with quiet():
+        with quiet(), _no_gguf_bar() if gguf else nullcontext():
             model, info = load(
                 str(path.parent if gguf else path),
                 **where,
@@ -224,7 +225,7 @@ def _refusals(doing: str) -> Generator[None]:
     try:
         yield
     except (ValueError, RuntimeError, NotImplementedError, ImportError) as error:
-        raise Invalid("variant-refused", f"transformers refuses {doing}: {_first_line(error)}") from error
+        raise Invalid("reference-refused", f"transformers refuses {doing}: {_first_line(error)}") from error
 
 
 @contextmanager
@@ -242,6 +243,21 @@ def quiet() -> Generator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def _no_gguf_bar() -> Generator[None]:
+    """The progress bar of transformers' GGUF reader does not ask transformers' own switch."""
+    reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    bar = getattr(reader, "tqdm", None)
+    if bar is None:
+        yield
+        return
+    reader.tqdm = functools.partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        reader.tqdm = bar
 
 
 def _first_line(error: BaseException) -> str:
