@@ -19,8 +19,6 @@ from paritas.package import staging
 from paritas.package.staging import publish
 from paritas.package.staging import staging as stage
 
-SHELL = [sys.executable, "-m", "paritas"]
-
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
@@ -70,7 +68,7 @@ def test_here(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_any_name(tmp_path: Path) -> None:
-    folder = tmp_path / "mödel dir 模型 v1.0 [x]"
+    folder = tmp_path / "mödel dir 模型 v1.0 [x] [/b]"
     model = save_sharded(folder / "ein *")
     out = folder / "päckchen 100% {name}"
     assert export(model, out).exit_code == 0

@@ -31,7 +31,6 @@ from paritas.verify.evidence import Evidence
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 REFERENCE = ROOT / "docs" / "reference"
-ADD_A_MODEL = ROOT / "docs" / "how-to" / "add-a-model.md"
 CONTEXT = 2048  # so that what a user may type fits into the tiny models
 
 
@@ -42,16 +41,20 @@ class Block:
     kind: str
     text: str
 
+    @property
+    def commands(self) -> list[str]:
+        """Of a bash block: every line; a comment of its own is none."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [line for line in lines if line.strip() and not line.startswith("#")]
 
-def blocks(document: Path, kind: str) -> list[Block]:
+
+def blocks(document: Path, *kinds: str) -> list[Block]:
     found = re.findall(r"^```([^\n]*)\n(.*?)^```$", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    return [Block(words, text) for words, text in found if words.split()[:1] == [kind]]
+    return [Block(words, text) for words, text in found if words.split()[:1] and words.split()[0] in kinds]
 
 
 def commands(document: Path) -> list[str]:
-    """Every line of every bash block; a comment of its own is none."""
-    text = "\n".join(block.text for block in blocks(document, "bash")).replace("\\\n", " ")
-    return [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [line for block in blocks(document, "bash") for line in block.commands]
 
 
 def name(document: Path) -> str:
@@ -195,16 +198,16 @@ def test_every_command_does_what_the_document_says(
     for model in world.iterdir():
         (tmp_path / model.name).symlink_to(model)
     monkeypatch.chdir(tmp_path)
-    if document == ADD_A_MODEL:
-        monkeypatch.setitem(families(), "qwen3", module("qwen3", example_family(), ADD_A_MODEL))
-    for line in commands(document):
-        if line.startswith("paritas "):
-            run(step(line), line)
-    for block in blocks(document, "python"):
-        code = compile(block.text, name(document), "exec")
-        if "run" in block.kind.split():
+    for block in blocks(document, "bash", "python"):
+        if block.kind == "bash":
+            for line in block.commands:
+                if line.startswith("paritas "):
+                    run(step(line), line)
+        elif is_family(block):
+            monkeypatch.setitem(families(), "qwen3", module("qwen3", block.text, document))
+        elif "run" in block.kind.split():
             with contextlib.redirect_stdout(io.StringIO()):
-                exec(code, {})
+                exec(compile(block.text, name(document), "exec"), {})
 
 
 def run(given: Step, line: str) -> None:
@@ -218,13 +221,13 @@ def run(given: Step, line: str) -> None:
         Path(given.into).write_text(result.stdout, encoding="utf-8")
 
 
-def example_family() -> str:
-    (block,) = [b for b in blocks(ADD_A_MODEL, "python") if "MODEL_TYPES" in b.text]
-    return block.text
+def is_family(block: Block) -> bool:
+    return "MODEL_TYPES" in block.text
 
 
-def test_the_example_of_add_a_model_is_of_the_size_of_a_page() -> None:
-    assert len(example_family().splitlines()) <= 70
+def test_the_example_of_a_family_is_of_the_size_of_a_page() -> None:
+    (example,) = [block for document in DOCUMENTS for block in blocks(document, "python") if is_family(block)]
+    assert len(example.text.splitlines()) <= 70
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)

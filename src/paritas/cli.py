@@ -267,8 +267,8 @@ def inspect(
 
             described = describe_checkpoint(open_checkpoint(path))
             tables = {"layers": layer_table(described["layers"])}
-        whole = {key: value for key, value in described.items() if key not in tables and not isinstance(value, dict)}
-        screen.say(facts(str(path), whole))
+        told = {key: each for key, each in described.items() if key not in tables and not isinstance(each, dict)}
+        screen.say(facts(str(path), {key.replace("_", " "): each for key, each in told.items()}))
         for title, table in tables.items():
             screen.say("")
             screen.say(rows(title, table))

@@ -16,6 +16,7 @@ IGNORABLE: Mapping[str, str] = {
     "auto_map": "remote code, which is never run",
     "bos_token_id": "read for the runtime, not for the graph",
     "cache_implementation": "how transformers stores its cache",
+    "chunk_size_feed_forward": "how transformers splits a batch",
     "dtype": "the stored dtype is read from the tensors",
     "eos_token_id": "read for the runtime, not for the graph",
     "id2label": "classification only",
@@ -25,6 +26,7 @@ IGNORABLE: Mapping[str, str] = {
     "output_attentions": "what transformers returns",
     "output_hidden_states": "what transformers returns",
     "pad_token_id": "read for the runtime, not for the graph",
+    "problem_type": "classification only",
     "return_dict": "what transformers returns",
     "torch_dtype": "the stored dtype is read from the tensors",
     "transformers_version": "who wrote the file",
@@ -164,8 +166,8 @@ class Config:
                 "config-key-unread",
                 f"nothing reads {', '.join(left)}",
                 place=self.place,
-                hint="A key that is not understood may change the computation. If you know that it does not: --ignore-key "
-                + " --ignore-key ".join(left),
+                hint="A key that is not understood may change the computation. If you know that it does not: "
+                + " ".join(f"--ignore-key {key}" for key in left),
             )
         return {key: reasons[key] for key in sorted(self.values) if reasons[key] != "read"}
 

@@ -119,7 +119,7 @@ class Screen:
 
 def rows(title: str, table: list[dict[str, Any]]) -> Table:
     """A table of equal dictionaries; empty cells for None and False."""
-    view = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    view = Table(title=_plain(title), title_justify="left", box=None, header_style="bold", pad_edge=False)
     for column, value in (table[0] if table else {}).items():
         view.add_column(column.replace("_", " "), justify="right" if isinstance(value, int | float) else "left")
     for row in table:
@@ -129,11 +129,11 @@ def rows(title: str, table: list[dict[str, Any]]) -> Table:
 
 def facts(title: str, values: Mapping[str, Any]) -> Table:
     """Names and values, a line each."""
-    view = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
+    view = Table(title=_plain(title), title_justify="left", box=None, show_header=False, pad_edge=False)
     view.add_column(style="dim")
     view.add_column(overflow="fold")
     for name, value in values.items():
-        view.add_row(name.replace("_", " "), _cell(value))
+        view.add_row(_plain(name), _cell(value))
     return view
 
 

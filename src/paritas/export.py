@@ -145,6 +145,7 @@ def prepare(checkpoint: Checkpoint, target: Target, options: Options) -> Plan:
     config = Config(checkpoint.config, checkpoint.config_place)
     family = family_of(config)
     config.must_be("quantization_config", (None,), "quantised checkpoints have to be dequantised first")
+    config.must_be("is_encoder_decoder", (None, False), "only decoders are exported")
     spec = read_spec(family, config)
     ignored = config.finish(options.ignore_keys)
     target.check(spec)

@@ -112,7 +112,7 @@ def _long(facts: Facts, source: Source, room: int) -> tuple[Sequence | None, tup
         prefill = min(16, length // 2)
         stop, across = min(length, prefill + 24), ""
     else:
-        name, length = "window", min(window + max(window // 3, 24), room)
+        name, length = "window", min(window + max(3 * window // 8, 24), room)
         prefill = max(window - 8, window // 2, 1)
         stop, across = min(length, window + 24), f" across the window of {window}"
     obstacle = _too_large(length, facts.vocab)

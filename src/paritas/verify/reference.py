@@ -5,23 +5,18 @@ transformers' own methods, so that a checkpoint that takes minutes to read (GGUF
 -> fp64 loses nothing. Everything that is untyped here (torch, transformers) stays here.
 """
 
-import functools
-import importlib
-import importlib.util
 import inspect
-import warnings
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paritas.errors import Invalid, ParitasError
-
-_NEEDS = "pip install 'paritas[verify]'"
+from paritas.checkpoint import Checkpoint
+from paritas.errors import Invalid
+from paritas.verify.loading import first_line, load_reference, quiet, require_torch
 
 
 @dataclass(frozen=True)
@@ -44,19 +39,18 @@ class Facts:
 class Reference:
     """transformers on a checkpoint.
 
-    Args:
-        path: a folder as transformers saves it, or a GGUF file.
+    Attributes:
+        class_name: transformers' class.
+        facts: what its configuration says.
+        unused: tensors of the checkpoint that transformers does not compute with.
 
     Raises:
-        ParitasError: ``verify-needs-torch``, ``verify-needs-accelerate``.
-        Invalid: ``reference-unloadable``; ``reference-incomplete`` if a weight is missing, unused or of
-            another
-            shape, since transformers would go on with random numbers in its place.
+        ParitasError, Invalid: as :func:`~paritas.verify.loading.load_reference`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._torch, transformers = require_torch()
-        self._model = _load(transformers, self._torch, path)
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._torch, _ = require_torch()
+        self._model, self.unused = load_reference(checkpoint)
         self._cache = _cache_name(self._model)
         self.class_name: str = type(self._model).__name__
         self.facts = _facts(self._model)
@@ -118,79 +112,6 @@ class Reference:
         return output.logits.numpy(), output[self._cache] if keep else None
 
 
-def require_torch() -> tuple[Any, Any]:
-    """The modules torch and transformers.
-
-    Raises:
-        ParitasError: ``verify-needs-torch``.
-    """
-    try:
-        return importlib.import_module("torch"), importlib.import_module("transformers")
-    except ImportError as error:
-        raise ParitasError(
-            "verify-needs-torch",
-            f"the reference is transformers, which needs torch: {error}",
-            hint=_NEEDS,
-        ) from error
-
-
-def _load(transformers: Any, torch: Any, path: Path) -> Any:
-    """The model, in fp32 and eager attention, from local files alone and with every weight in its place."""
-    gguf = path.suffix == ".gguf"
-    if gguf and importlib.util.find_spec("accelerate") is None:
-        raise ParitasError(
-            "verify-needs-accelerate", "transformers reads a GGUF file only with accelerate", hint=_NEEDS
-        )
-    where: dict[str, Any] = {"gguf_file": path.name} if gguf else {"use_safetensors": True}
-    load: Callable[..., Any] = transformers.AutoModelForCausalLM.from_pretrained
-    try:
-        with quiet(), _no_gguf_bar() if gguf else nullcontext():
-            model, info = load(
-                str(path.parent if gguf else path),
-                **where,
-                dtype=torch.float32,
-                attn_implementation="eager",
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-    except _load_errors() as error:
-        raise Invalid(
-            "reference-unloadable",
-            f"transformers cannot load the checkpoint: {_first_line(error)}",
-            place=path.name,
-            hint="Load it with transformers' from_pretrained to see its own report.",
-        ) from error
-    _check_complete(info, path)
-    return model.eval()
-
-
-def _load_errors() -> tuple[type[Exception], ...]:
-    """What from_pretrained raises for a checkpoint that is not whole or not known."""
-    broken: type[Exception] = importlib.import_module("safetensors").SafetensorError
-    return (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, broken)
-
-
-def _check_complete(info: dict[str, Any], path: Path) -> None:
-    wrong = [
-        f"{len(names)} {what} ({', '.join(str(name) for name in sorted(names, key=str)[:3])})"
-        for what, names in (
-            ("missing", info["missing_keys"]),
-            ("that it does not use", info["unexpected_keys"]),
-            ("of another shape", info["mismatched_keys"]),
-            ("that failed", info["error_msgs"]),
-        )
-        if names
-    ]
-    if wrong:
-        raise Invalid(
-            "reference-incomplete",
-            f"transformers did not find every weight in its place: {'; '.join(wrong)}",
-            place=path.name,
-            hint="A reference with random or unused weights proves nothing: repair the checkpoint.",
-        )
-
-
 def _facts(model: Any) -> Facts:
     config = model.config.get_text_config()
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
@@ -225,41 +146,4 @@ def _refusals(doing: str) -> Generator[None]:
     try:
         yield
     except (ValueError, RuntimeError, NotImplementedError, ImportError) as error:
-        raise Invalid("reference-refused", f"transformers refuses {doing}: {_first_line(error)}") from error
-
-
-@contextmanager
-def quiet() -> Generator[None]:
-    """Nothing of transformers' own on the terminal: what it has to say is asked of it and reported."""
-    logging = importlib.import_module("transformers.utils.logging")
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
-@contextmanager
-def _no_gguf_bar() -> Generator[None]:
-    """The progress bar of transformers' GGUF reader does not ask transformers' own switch."""
-    reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-    bar = getattr(reader, "tqdm", None)
-    if bar is None:
-        yield
-        return
-    reader.tqdm = functools.partial(bar, disable=True)
-    try:
-        yield
-    finally:
-        reader.tqdm = bar
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+        raise Invalid("reference-refused", f"transformers refuses {doing}: {first_line(error)}") from error

@@ -40,7 +40,7 @@ def _headline(evidence: Evidence) -> Text:
 
 
 def _table(evidence: Evidence) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
     for name in ("probe", "runtime", "verdict"):
         table.add_column(name, no_wrap=True)
     for name in ("floors", "difference", "floor", "tokens"):

@@ -1,6 +1,5 @@
 """Verify a package against a checkpoint: the reference once, then each runtime, then the record."""
 
-import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -111,7 +110,6 @@ def _ask_all(
     for done, probe in enumerate(probes):
         progress(f"{runtime}: {probe.id}", done, len(probes))
         judged.append(judging.probe_record(decoder, probe, truths))
-        gc.collect()  # two long answers at once would be the peak of the run
     return judged
 
 
@@ -156,11 +154,19 @@ def _evidence(package: Package, truths: Truths, judged: Mapping[str, list[_Judge
         ),
         sequences=tuple(_sequence_record(truth) for truth in truths.by_name.values()),
         probes=tuple(every),
-        findings=_merged(finding for each in judged.values() for _, found in each for finding in found),
+        findings=_merged([*_unused(truths), *(f for each in judged.values() for _, found in each for f in found)]),
         signatures={runtime: text for runtime, text in signatures.items() if text is not None},
         verdict=combine(record.verdict for record in every),
         worst_floors=max(worst) if worst else None,
     )
+
+
+def _unused(truths: Truths) -> tuple[Finding, ...]:
+    """A note of the tensors that are in the checkpoint and that transformers itself leaves aside."""
+    if not truths.unused:
+        return ()
+    message = f"transformers does not use {len(truths.unused)} tensors of the checkpoint: {truths.unused[0]}, ..."
+    return (Finding(code="reference-unused", severity="note", where=truths.checkpoint.name, message=message),)
 
 
 def _sequence_record(truth: Truth) -> SequenceRecord:

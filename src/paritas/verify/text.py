@@ -11,8 +11,8 @@ import numpy as np
 
 from paritas.checkpoint import Checkpoint
 from paritas.errors import Invalid, ParitasError
+from paritas.verify.loading import quiet
 from paritas.verify.prompts import LONG_TEXT
-from paritas.verify.reference import quiet
 
 SEED = 20261129
 """Of the random ids. Fixed, so that two runs ask the same."""

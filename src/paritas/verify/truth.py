@@ -46,6 +46,7 @@ class Truths:
         probes: what to ask a package.
         by_name: a truth for each sequence.
         refused: variant -> why the reference cannot be asked that way.
+        unused: tensors of the checkpoint that the reference does not compute with.
     """
 
     checkpoint: CheckpointRecord
@@ -54,6 +55,7 @@ class Truths:
     probes: tuple[Probe, ...]
     by_name: Mapping[str, Truth]
     refused: Mapping[str, str]
+    unused: tuple[str, ...] = ()
 
 
 def find_truths(checkpoint: Checkpoint, progress: Progress = silent) -> Truths:
@@ -64,7 +66,7 @@ def find_truths(checkpoint: Checkpoint, progress: Progress = silent) -> Truths:
             :func:`~paritas.verify.text.ids_source`; ``reference-not-finite``.
     """
     progress("loading the reference", 0, 1)
-    reference = Reference(checkpoint.path)
+    reference = Reference(checkpoint)
     source = ids_source(checkpoint, reference.facts.vocab)
     plan = make_plan(reference.facts, source)
     run = _Run(reference, progress, 4 * (len(plan.sequences) + len(plan.prompts)))
@@ -81,6 +83,7 @@ def find_truths(checkpoint: Checkpoint, progress: Progress = silent) -> Truths:
             for name, sequence in run.sequences.items()
         },
         refused=run.refused,
+        unused=reference.unused,
     )
     del run, reference
     gc.collect()  # transformers' modules are full of circles, and the next thing to be loaded is the package

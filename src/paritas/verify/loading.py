@@ -1,0 +1,157 @@
+"""Loads the reference: transformers' class with every weight of the checkpoint in its place, fp32, eager.
+
+A folder is loaded by ``from_pretrained``. A GGUF file is read by transformers' own GGUF reader too, independently of
+ours, but into the class that the whole file describes: ``from_pretrained(gguf_file=...)`` (transformers 5.24) reads
+neither ``rope_freqs`` (Llama 3.x) nor RoPE scaling (Gemma 3 4B and up) nor biases, and goes on without them.
+"""
+
+import functools
+import importlib
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from paritas.checkpoint import Checkpoint
+from paritas.errors import Invalid, ParitasError
+
+_NEEDS = "pip install 'paritas[verify]'"
+
+
+def require_torch() -> tuple[Any, Any]:
+    """The modules torch and transformers.
+
+    Raises:
+        ParitasError: ``verify-needs-torch``.
+    """
+    try:
+        return importlib.import_module("torch"), importlib.import_module("transformers")
+    except ImportError as error:
+        raise ParitasError(
+            "verify-needs-torch",
+            f"the reference is transformers, which needs torch: {error}",
+            hint=_NEEDS,
+        ) from error
+
+
+def load_reference(checkpoint: Checkpoint) -> tuple[Any, tuple[str, ...]]:
+    """The model, from local files alone, and the checkpoint's tensors that it has no use for.
+
+    Raises:
+        ParitasError: ``verify-needs-torch``.
+        Invalid: ``reference-unloadable``; ``reference-incomplete`` if a weight is missing or of another shape, since
+            transformers would go on with random numbers in its place.
+    """
+    torch, transformers = require_torch()
+    load = _of_gguf if checkpoint.path.suffix == ".gguf" else _of_folder
+    try:
+        with quiet():
+            model, info = load(checkpoint, torch, transformers)
+    except _load_errors() as error:
+        raise Invalid(
+            "reference-unloadable",
+            f"transformers cannot load the checkpoint: {first_line(error)}",
+            place=checkpoint.path.name,
+            hint="Load it with transformers' from_pretrained to see its own report.",
+        ) from error
+    _check_complete(info, checkpoint.path.name)
+    return model.eval(), tuple(sorted(map(str, info["unexpected_keys"])))
+
+
+def _of_folder(checkpoint: Checkpoint, torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:
+    load: Callable[..., Any] = transformers.AutoModelForCausalLM.from_pretrained
+    return load(
+        str(checkpoint.path),
+        use_safetensors=True,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        local_files_only=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+
+
+def _of_gguf(checkpoint: Checkpoint, torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:
+    """As from_pretrained; a tensor that transformers' reader passes over (a bias) is read by ours."""
+    config = transformers.AutoConfig.for_model(**checkpoint.config)
+    build = functools.partial(
+        transformers.AutoModelForCausalLM.from_config, config, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.device("meta"):
+        names = build()
+    reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    with _reading_gguf(reader):
+        read = reader.load_gguf_checkpoint(str(checkpoint.path), return_tensors=True, model_to_load=names)["tensors"]
+    model = build()
+    model.generation_config = transformers.GenerationConfig(**checkpoint.generation)
+    tensors = {
+        name: read[name] if name in read else torch.from_numpy(tensor.read())
+        for name, tensor in checkpoint.tensors.items()
+    }
+    result = model.load_state_dict(tensors, strict=False)
+    stored = dict(model.named_parameters(remove_duplicate=False))
+    filled = {stored[name].data_ptr() for name in tensors if name in stored}
+    return model, {
+        "missing_keys": {name for name in result.missing_keys if stored[name].data_ptr() not in filled},  # tied: not
+        "unexpected_keys": set(result.unexpected_keys) | (set(read) - set(tensors)),
+    }
+
+
+def _load_errors() -> tuple[type[Exception], ...]:
+    """What transformers raises for a checkpoint that is not whole or not known."""
+    broken: type[Exception] = importlib.import_module("safetensors").SafetensorError
+    return (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, broken)
+
+
+def _check_complete(info: dict[str, Any], place: str) -> None:
+    wrong = [
+        f"{len(names)} {what} ({', '.join(str(name) for name in sorted(names, key=str)[:3])})"
+        for what, names in (
+            ("missing", info["missing_keys"]),
+            ("of another shape", info.get("mismatched_keys")),
+            ("that failed", info.get("error_msgs")),
+        )
+        if names
+    ]
+    if wrong:
+        raise Invalid(
+            "reference-incomplete",
+            f"transformers did not find every weight in its place: {'; '.join(wrong)}",
+            place=place,
+            hint="A reference with random weights proves nothing: repair the checkpoint.",
+        )
+
+
+@contextmanager
+def _reading_gguf(reader: Any) -> Generator[None]:
+    """Within, gguf's table of names is made once (transformers asks once a tensor) and no bar is drawn."""
+    gguf: Any = importlib.import_module("gguf")
+    table, bar = gguf.get_tensor_name_map, reader.tqdm
+    gguf.get_tensor_name_map, reader.tqdm = functools.cache(table), functools.partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        gguf.get_tensor_name_map, reader.tqdm = table, bar
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Nothing of transformers' own on the terminal: what it has to say is asked of it and reported."""
+    logging = importlib.import_module("transformers.utils.logging")
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says first, or what it is."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
