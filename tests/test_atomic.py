@@ -77,6 +77,15 @@ def test_any_name(tmp_path: Path) -> None:
     assert f"# {out.name}, ONNX" in (out / "README.md").read_text(encoding="utf-8")
 
 
+def test_files_are_utf8_on_every_system(model: Path) -> None:
+    """No file is written in whatever encoding the system prefers (Windows has its own)."""
+    strict = [sys.executable, "-X", "warn_default_encoding", "-W", "error::EncodingWarning", "-m", "paritas"]
+    words = ("export", model, model.with_name("päckchen"), "--no-verify")
+    done = subprocess.run([*strict, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "# päckchen, ONNX" in (model.with_name("päckchen") / "README.md").read_text(encoding="utf-8")
+
+
 def test_links_of_a_hub_cache_become_files(model: Path) -> None:
     blobs, snapshot = model.parent / "blobs", model.parent / "snapshot"
     model.rename(blobs)

@@ -239,6 +239,8 @@ CONFIGS: list[tuple[str, Damage, str, tuple[str, ...]]] = [
     ("hidden not a number", config(hidden_size=float("nan")), "config-value-wrong", ("hidden_size is nan",)),
     ("hidden huge", config(hidden_size=10**30), "config-value-wrong", ("hidden_size",)),
     ("layers huge", config(num_hidden_layers=10**9), "config-value-wrong", ("num_hidden_layers",)),
+    ("theta zero", config(rope_theta=0), "config-value-wrong", ("rope_theta is 0",)),
+    ("heads do not divide", config(num_attention_heads=3), "config-value-wrong", ("num_key_value_heads is 2", "which is 3")),
     ("layers too many", config(num_hidden_layers=3), "tensor-missing", ("model.layers.2.",)),
     ("layers too few", config(num_hidden_layers=1), "tensor-unused", ("model.layers.1.",)),
     ("heads of another width", config(num_attention_heads=8), "tensor-shape-wrong", ("q_proj",)),
@@ -352,6 +354,11 @@ def test_accepted(tmp_path: Path, change: Damage, words: tuple[str, ...]) -> Non
     result = export(model, tmp_path / "out", *words)
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
+
+
+def test_a_key_with_an_effect_cannot_be_ignored(tmp_path: Path) -> None:
+    model = save_llama(tmp_path / "model")
+    check_refused(tmp_path, model, ("--ignore-key", "rope_theta"), "config-key-read", ("rope_theta", "config.json"))
 
 
 def test_what_was_let_pass_is_recorded(tmp_path: Path) -> None:

@@ -58,6 +58,14 @@ class Config:
         """A positive integer up to ``most``. Without a default (``None``) the key has to be there."""
         return self._integer(key, self._value(key, default), most)
 
+    def heads(self, default: int, default_kv: int | None = None) -> tuple[int, int]:
+        """Query heads and key-value heads; each of these serves equally many of those."""
+        heads = self.integer("num_attention_heads", default)
+        kv_heads = self.integer("num_key_value_heads", default_kv or heads)
+        if heads % kv_heads:
+            raise self._wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads, which is {heads}")
+        return heads, kv_heads
+
     def number(self, key: str, default: float | None) -> float:
         """A finite positive number."""
         return self._number(key, self._value(key, default))
@@ -115,7 +123,7 @@ class Config:
         """
         parameters = self._object("rope_parameters")
         values = dict(self._object("rope_scaling") or parameters)
-        values.setdefault("rope_theta", self.optional("rope_theta") or default_theta)
+        values.setdefault("rope_theta", self.number("rope_theta", default_theta))
         return self._rope(values, dim, context)
 
     def ropes_by_kind(self, dim: int, default_thetas: Mapping[str, float], context: int) -> dict[str, Rope]:
@@ -138,12 +146,9 @@ class Config:
                 hint="Write rope_type, with the value that the model was trained with.",
             )
         nested["full_attention"].update(scaling)
-        flat = {
-            "full_attention": self.optional("rope_theta"),
-            "sliding_attention": self.optional("rope_local_base_freq"),
-        }
+        flat = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
         for kind, values in nested.items():
-            values.setdefault("rope_theta", flat[kind] or default_thetas[kind])
+            values.setdefault("rope_theta", self.number(flat[kind], default_thetas[kind]))
         return {kind: self._rope(values, dim, context) for kind, values in nested.items()}
 
     def finish(self, ignored: Sequence[str] = ()) -> dict[str, str]:
@@ -153,8 +158,15 @@ class Config:
             ignored: keys that the person running the export declares without effect.
 
         Raises:
-            ParitasError: ``config-key-unread``, with the keys that nobody accounts for.
+            ParitasError: ``config-key-unread``, with the keys that nobody accounts for; ``config-key-read``.
         """
+        if effective := [key for key in ignored if key in self.values and self._accounted.get(key) == "read"]:
+            raise ParitasError(
+                "config-key-read",
+                f"{effective[0]} is declared without effect (--ignore-key), but the export reads it",
+                place=self._at(effective[0]),
+                hint=f"Leave --ignore-key {effective[0]} out. A value is changed in the file alone.",
+            )
         reasons = {
             **IGNORABLE,
             **self._accounted,

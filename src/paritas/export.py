@@ -124,7 +124,7 @@ def export(
         lost = write_package(plan, folder, progress)
         seconds = time.perf_counter() - started
         verdict = NOT_TESTED if prove is None else prove(folder)
-        (folder / "README.md").write_text(card(_facts(plan, out.name, verdict)))
+        (folder / "README.md").write_text(card(_facts(plan, out.name, verdict)), encoding="utf-8")
         kept = prove is None or verdict == PROVEN or options.allow_unproven
         if kept:
             publish(folder, out)
@@ -254,4 +254,4 @@ def _facts(plan: Plan, name: str, verdict: str) -> dict[str, Any]:
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

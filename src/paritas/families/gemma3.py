@@ -44,6 +44,7 @@ def read(config: Config) -> Decoder:
 
 
 def _layers_by_kind(config: Config, norm: Norm, context: int) -> dict[str, Layer]:
+    heads, kv_heads = config.heads(8, default_kv=4)
     head_dim = config.integer("head_dim", 256)
     bias = config.flag("attention_bias", False)
     thetas = {"full_attention": 1_000_000.0, "sliding_attention": 10_000.0}
@@ -55,8 +56,8 @@ def _layers_by_kind(config: Config, norm: Norm, context: int) -> dict[str, Layer
 
     def attention(kind: str, rope: Rope) -> Attention:
         return Attention(
-            heads=config.integer("num_attention_heads", 8),
-            kv_heads=config.integer("num_key_value_heads", 4),
+            heads=heads,
+            kv_heads=kv_heads,
             head_dim=head_dim,
             scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
             rope=rope,

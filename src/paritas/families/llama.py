@@ -15,7 +15,7 @@ DROPPED = (("*.self_attn.rotary_emb.inv_freq", "a buffer of old checkpoints; com
 def read(config: Config) -> Decoder:
     """The spec of a Llama checkpoint."""
     hidden = config.integer("hidden_size", 4096)
-    heads = config.integer("num_attention_heads", 32)
+    heads, kv_heads = config.heads(32)
     head_dim = config.integer("head_dim", hidden // heads)
     context = config.integer("max_position_embeddings", 2048)
     bias = config.flag("attention_bias", False)
@@ -27,7 +27,7 @@ def read(config: Config) -> Decoder:
         kind="full_attention",
         attention=Attention(
             heads=heads,
-            kv_heads=config.integer("num_key_value_heads", heads),
+            kv_heads=kv_heads,
             head_dim=head_dim,
             scale=head_dim**-0.5,
             rope=config.rope(head_dim, default_theta=10_000.0, context=context),
