@@ -2,7 +2,7 @@
 
     python benchmarks/export_cost.py MODEL [MODEL ...] [--target ort]
 
-Each export (without verification) is a process of its own; `cp` of the data file it wrote, in the same run, is the peer.
+Each export (without verification) is a process of its own; a copy of the data file it wrote is the peer.
 """
 
 import argparse
@@ -17,7 +17,8 @@ from pathlib import Path
 PROGRAM = """
 import json, resource, sys
 from pathlib import Path
-from paritas.export import Options, export
+from paritas.export import export
+from paritas.plan import Options
 from paritas.targets import TARGETS
 done = export(sys.argv[1], Path(sys.argv[2]), TARGETS[sys.argv[3]], Options(force=True))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -43,7 +44,7 @@ def main() -> None:
             shutil.copy(out / "model.onnx.data", out / "copy")
             copy = time.perf_counter() - start
             print(
-                f"{Path(model).name}: export {told['seconds']:.1f} s (process {process:.1f} s, cp of its data {copy:.1f} s), "
+                f"{Path(model).name}: export {told['seconds']:.1f} s (process {process:.1f} s, copying its data {copy:.1f} s), "
                 f"{told['bytes'] / 2**20:,.0f} MiB written, peak RSS {told['peak'] / 2**20:,.0f} MiB, "
                 f"imported: {', '.join(told['imported']) or 'neither torch nor transformers'}"
             )

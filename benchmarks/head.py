@@ -101,7 +101,9 @@ def main() -> None:
                 )
                 results[way].append(json.loads(out.stdout))
     base = next(iter(WAYS))
-    print(f"table {arguments.vocab} x {arguments.hidden}, {arguments.cycles} cycles; ratio to '{base}' (median), absolute median")
+    print(
+        f"table {arguments.vocab} x {arguments.hidden}, {arguments.cycles} cycles; ratio to '{base}' (median), absolute median"
+    )
     for way, runs in results.items():
         cells = []
         for key in runs[0]:

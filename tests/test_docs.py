@@ -22,6 +22,7 @@ import typer
 from typer.testing import CliRunner
 
 import paritas.export
+import paritas.plan
 from paritas.cli import app
 from paritas.families import families
 from paritas.spec import Decoder
@@ -149,7 +150,7 @@ def tiny_gguf(file: Path) -> None:
 
 def broken_package(checkpoint: Path, out: Path) -> None:
     """The sliding layers rotate with the scaling of the full ones."""
-    read = paritas.export.read_spec
+    read = paritas.plan.read_spec
 
     def faulty(*given: object) -> Decoder:
         spec: Decoder = read(*given)  # type: ignore[arg-type]
@@ -161,7 +162,7 @@ def broken_package(checkpoint: Path, out: Path) -> None:
         return replace(spec, layers=tuple(layers))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paritas.export, "read_spec", faulty)
+        patch.setattr(paritas.plan, "read_spec", faulty)
         paritas.export.export(checkpoint, out, TARGETS["ort"])
 
 

@@ -15,11 +15,13 @@ import pytest
 from numpy.typing import NDArray
 
 import paritas.export
+import paritas.plan
 import tiny
 from paritas.errors import ParitasError
-from paritas.export import Options, export
+from paritas.export import export
 from paritas.graph import mlp
 from paritas.graph.builder import Graph
+from paritas.plan import Options
 from paritas.spec import Activation, Attention, Decoder, Layer, Linear, Norm
 from paritas.targets import TARGETS
 from paritas.targets import onnx as onnx_target
@@ -43,8 +45,8 @@ RAW, ONNX = "onnxruntime", "onnx"
 
 
 def in_spec(change: Callable[[Decoder], Decoder]) -> Fault:
-    read = paritas.export.read_spec
-    return lambda patch: patch.setattr(paritas.export, "read_spec", lambda *given: change(read(*given)))
+    read = paritas.plan.read_spec
+    return lambda patch: patch.setattr(paritas.plan, "read_spec", lambda *given: change(read(*given)))
 
 
 def in_layers(change: Callable[[Layer], Layer], kind: str = "") -> Fault:

@@ -9,7 +9,8 @@ import pytest
 
 import tiny
 from paritas.errors import Unsupported
-from paritas.export import Options, export
+from paritas.export import export
+from paritas.plan import Options
 from paritas.targets import TARGETS
 from paritas.verify.evidence import Evidence, ProbeRecord
 from paritas.verify.run import RUNTIMES

@@ -35,7 +35,7 @@ every_class = pytest.mark.parametrize("model_type", CLASSES)
 
 def read(values: dict[str, Any]) -> Decoder:
     """As an export does: the text half, and every key accounted for."""
-    text = text_only(Checkpoint(Path(), values, "config.json", {}, {}, {}))
+    text = text_only(Checkpoint(Path(), "", values, "config.json", {}, {}, {}))
     config = Config(text.config, text.config_place)
     spec = family_of(config).read(config)
     config.finish()

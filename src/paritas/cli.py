@@ -124,8 +124,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a checkpoint as an ONNX package, and prove it."""
-    from paritas.export import Options
     from paritas.export import export as run_export
+    from paritas.plan import Options
     from paritas.targets import TARGETS
 
     with command(quiet, as_json) as screen:

@@ -20,7 +20,7 @@ def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     spec = family_of(config).read(config)
     stored = sorted({tensor.dtype for tensor in checkpoint.tensors.values()})
     return {
-        "model": checkpoint.path.name,
+        "model": checkpoint.name,
         "model_type": checkpoint.config["model_type"],
         "parameters": sum(tensor.size for tensor in checkpoint.tensors.values()),
         "stored": stored,

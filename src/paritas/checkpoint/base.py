@@ -45,6 +45,7 @@ class Checkpoint:
 
     Attributes:
         path: the folder or the GGUF file.
+        name: what people call it: the folder's or the file's name, or the Hub id.
         config: the values of config.json (a GGUF's metadata, written in the same words).
         config_place: what to call the configuration in a message.
         tensors: by transformers' parameter name.
@@ -54,6 +55,7 @@ class Checkpoint:
     """
 
     path: Path
+    name: str
     config: Mapping[str, Any]
     config_place: str
     tensors: Mapping[str, Tensor]

@@ -39,6 +39,7 @@ def open_folder(folder: Path) -> Checkpoint:
     generation = folder / "generation_config.json"
     return Checkpoint(
         path=folder,
+        name=folder.resolve().name,
         config=read_json(config),
         config_place=str(config),
         tensors=_tensors(folder),

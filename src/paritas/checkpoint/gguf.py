@@ -45,6 +45,7 @@ def open_gguf(path: Path) -> Checkpoint:
     meta.account("tokenizer.ggml.", IGNORABLE_TOKENIZER)
     return Checkpoint(
         path=path,
+        name=path.name,
         config=layout.config | tokenizer.ids | {"torch_dtype": "float32"},
         config_place=f"{path} (metadata)",
         tensors=tensors,

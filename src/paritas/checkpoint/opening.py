@@ -23,7 +23,9 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
     """
     path = locate(model)
     if path.is_dir():
-        return open_folder(path)
+        checkpoint = open_folder(path)
+        # A Hub id lies in a folder whose name is a commit: it is called by its id.
+        return checkpoint if Path(model).expanduser().exists() else dataclasses.replace(checkpoint, name=str(model))
     if path.suffix.lower() == ".gguf":
         from paritas.checkpoint.gguf import open_gguf  # its tables take a moment; a folder does not need them
 

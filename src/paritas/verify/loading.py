@@ -51,10 +51,10 @@ def load_reference(checkpoint: Checkpoint) -> tuple[Any, tuple[str, ...]]:
         raise Invalid(
             "reference-unloadable",
             f"transformers cannot load the checkpoint: {first_line(error)}",
-            place=checkpoint.path.name,
+            place=checkpoint.name,
             hint="Load it with transformers' from_pretrained to see its own report.",
         ) from error
-    _check_complete(info, checkpoint.path.name)
+    _check_complete(info, checkpoint.name)
     return model.eval(), tuple(sorted(map(str, info["unexpected_keys"])))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from paritas.checkpoint import Checkpoint
 from paritas.runtime.package import Package
 from paritas.verify.evidence import CheckpointRecord, Environment, FileRecord
 
@@ -32,13 +33,14 @@ def environment() -> Environment:
     )
 
 
-def checkpoint_record(path: Path, class_name: str) -> CheckpointRecord:
+def checkpoint_record(checkpoint: Checkpoint, class_name: str) -> CheckpointRecord:
     """The checkpoint's name and one hash over what its numbers come from."""
+    path = checkpoint.path
     files = [path] if path.is_file() else [path / "config.json", *sorted(path.glob("*.safetensors"))]
     whole = hashlib.sha256()
     for file in files:
         whole.update(f"{file.name}\0{_sha256(file)}\n".encode())
-    return CheckpointRecord(name=path.resolve().name, reference=class_name, sha256=whole.hexdigest())
+    return CheckpointRecord(name=checkpoint.name, reference=class_name, sha256=whole.hexdigest())
 
 
 def package_records(package: Package) -> tuple[FileRecord, ...]:

@@ -74,7 +74,7 @@ def find_truths(checkpoint: Checkpoint, progress: Progress = silent) -> Truths:
     run.vary()
     found = floors(run.noise)
     truths = Truths(
-        checkpoint=checkpoint_record(checkpoint.path, reference.class_name),
+        checkpoint=checkpoint_record(checkpoint, reference.class_name),
         facts=reference.facts,
         source=source,
         probes=plan.probes,
