@@ -1,7 +1,7 @@
 # Each target makes what it needs first; a second run installs nothing again.
 #   PYTHON   the interpreter that .venv is made with, 3.11 or newer
-#   TORCH    what pip installs as torch. On Linux, PyPI's torch brings several gigabytes of CUDA; a CPU build is enough:
-#            make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+#   TORCH    what pip installs as torch, with options if need be. On Linux, PyPI's torch brings several gigabytes of
+#            CUDA; a CPU build is enough: make demo TORCH="torch==2.13.0 --index-url URL-OF-PYTORCHS-CPU-BUILDS"
 #   MODELS   where make test-real keeps the real checkpoints
 
 PYTHON ?= python3

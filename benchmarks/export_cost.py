@@ -37,14 +37,12 @@ def main() -> None:
         for model in arguments.models:
             out = Path(folder) / "package"
             command = [sys.executable, "-c", PROGRAM, model, str(out), arguments.target]
-            start = time.perf_counter()
             told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-            process = time.perf_counter() - start
             start = time.perf_counter()
             shutil.copy(out / "model.onnx.data", out / "copy")
             copy = time.perf_counter() - start
             print(
-                f"{Path(model).name}: export {told['seconds']:.1f} s (process {process:.1f} s, copying its data {copy:.1f} s), "
+                f"{Path(model).name}: export {told['seconds']:.1f} s (copying its data: {copy:.1f} s), "
                 f"{told['bytes'] / 2**20:,.0f} MiB written, peak RSS {told['peak'] / 2**20:,.0f} MiB, "
                 f"imported: {', '.join(told['imported']) or 'neither torch nor transformers'}"
             )

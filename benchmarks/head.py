@@ -1,4 +1,4 @@
-"""Ways to write a tied head, so that its table is stored once: load time, memory and speed of each, as ratios in one run.
+"""Ways to write a tied head with one table: load time, memory and speed of each, as ratios in one run.
 
     python benchmarks/head.py [--vocab 262144 --hidden 640] [--cycles 5]
 
@@ -101,9 +101,7 @@ def main() -> None:
                 )
                 results[way].append(json.loads(out.stdout))
     base = next(iter(WAYS))
-    print(
-        f"table {arguments.vocab} x {arguments.hidden}, {arguments.cycles} cycles; ratio to '{base}' (median), absolute median"
-    )
+    print(f"table {arguments.vocab} x {arguments.hidden}, {arguments.cycles} cycles; median ratio to '{base}' (median)")
     for way, runs in results.items():
         cells = []
         for key in runs[0]:

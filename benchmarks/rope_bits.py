@@ -47,7 +47,7 @@ def compare(name: str, kind: str, rope: Rope, config: Any, rotary: Any) -> None:
             worst, differing, total = max(worst, float(gap.max())), differing + int((gap > 0).sum()), total + gap.size
     print(
         f"{name:24s} {kind:18s} positions {config.max_position_embeddings:7,}  inverse frequencies that differ "
-        f"{frequencies:2d} of {rope.dim // 2}  cos/sin: max {worst:.2g}, {100 * differing / total:.1f} % by one last bit"
+        f"{frequencies:2d} of {rope.dim // 2}  cos/sin: max {worst:.2g}, in {100 * differing / total:.1f} %"
     )
 
 

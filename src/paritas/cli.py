@@ -194,7 +194,10 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it stands, without the chat template.")
     ] = False,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Where the text is cut.")] = 256,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option("--max-new-tokens", "-n", min=1, help="Where the text is cut: 256, or the context's end."),
+    ] = None,
     greedy: Annotated[
         bool, typer.Option("--greedy", help="The best token each time, whatever the package asks for.")
     ] = False,

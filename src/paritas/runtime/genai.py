@@ -88,9 +88,9 @@ class GenAISession:
         if batch != 1 or (mask is not None and not mask.all()):
             raise Invalid(
                 "genai-batch",
-                f"{batch} rows" if batch != 1 else "a padded row",
+                f"ORT GenAI is asked for one row without padding, not for {batch} rows or a padded one",
                 place=str(self._folder),
-                hint="ORT GenAI is asked for one row without padding; give a batch to onnxruntime.",
+                hint="Give a batch to onnxruntime.",
             )
         current = self._start() if state is None else _resume(state)
         if current.length + new > self._max_length:

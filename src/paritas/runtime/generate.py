@@ -17,6 +17,8 @@ from paritas.runtime.sampling import Sampling, of_package
 from paritas.runtime.session import RawSession
 
 Runtime = Literal["auto", "genai", "onnxruntime"]
+NEW_TOKENS = 256
+"""Where a text is cut if nobody says."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def generate(
     package: Package,
     prompt: str,
     *,
-    max_new_tokens: int,
+    max_new_tokens: int | None = None,
     chat: bool = True,
     sampling: Sampling | None = None,
     runtime: Runtime = "auto",
@@ -140,7 +142,8 @@ def generate(
     Args:
         package: what answers.
         prompt: what the user says (``chat``), or the beginning of a text, to be continued as it stands.
-        max_new_tokens: where the text is cut if the model does not end it.
+        max_new_tokens: where the text is cut if the model does not end it; None takes :data:`NEW_TOKENS`, or as many
+            as the context has room for.
         chat: put the prompt into the package's chat template.
         sampling: how to choose; None does what the package asks for itself, or takes the best token.
         runtime: ``auto`` takes ORT GenAI if it is installed and the package is made for it.
@@ -155,11 +158,11 @@ def generate(
     ids = tokenizer.encode_chat([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt)
     if not ids:
         raise ParitasError("prompt-empty", "the prompt has no tokens", hint="Give a prompt of at least one word.")
-    _check_room(package, len(ids), max_new_tokens)
+    new = _room(package, len(ids), max_new_tokens)
     if sampling is None:
         sampling = of_package((package.genai_config or {}).get("search", {}))
-    plan = Plan(sampling, stop_ids(package, tokenizer), max_new_tokens, seed)
-    return Generation(_load(package, runtime, len(ids) + max_new_tokens), tokenizer, ids, plan)
+    plan = Plan(sampling, stop_ids(package, tokenizer), new, seed)
+    return Generation(_load(package, runtime, len(ids) + new), tokenizer, ids, plan)
 
 
 def stop_ids(package: Package, tokenizer: ChatTokenizer) -> frozenset[int]:
@@ -174,17 +177,21 @@ def stop_ids(package: Package, tokenizer: ChatTokenizer) -> frozenset[int]:
     return frozenset(cast(list[int], ids) if isinstance(ids, list) else [int(ids)])
 
 
-def _check_room(package: Package, prompt: int, new: int) -> None:
-    if new < 1:
-        raise ParitasError("max-tokens-invalid", f"{new} new tokens asked for", hint="Ask for one at least.")
+def _room(package: Package, prompt: int, asked: int | None) -> int:
+    """How many tokens to add to a prompt of so many."""
+    if asked is not None and asked < 1:
+        raise ParitasError("max-tokens-invalid", f"{asked} new tokens asked for", hint="Ask for one at least.")
     context = None if package.genai_config is None else package.genai_config["model"].get("context_length")
-    if isinstance(context, int) and prompt + new > context:
+    if not isinstance(context, int):
+        return asked or NEW_TOKENS
+    if prompt + (asked or 1) > context:
         raise ParitasError(
             "prompt-too-long",
-            f"{prompt} tokens of prompt and {new} new ones are more than the context of {context}",
+            f"{prompt} tokens of prompt and {asked or 1} new ones are more than the context of {context}",
             place=str(package.folder),
             hint=f"Ask for at most {context - prompt} new tokens." if prompt < context else "Shorten the prompt.",
         )
+    return asked or min(NEW_TOKENS, context - prompt)
 
 
 def _load(package: Package, runtime: Runtime, capacity: int) -> Decoder:
