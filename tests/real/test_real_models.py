@@ -17,7 +17,7 @@ from paritas.runtime.generate import Runtime, generate
 from paritas.runtime.package import open_package
 from paritas.runtime.sampling import Greedy
 from paritas.targets import TARGETS
-from paritas.verify.evidence import Evidence
+from paritas.verify.evidence import Evidence, ProbeRecord
 from paritas.verify.prompts import PROMPTS
 from paritas.verify.run import RUNTIMES, judge
 from paritas.verify.truth import Truths, find_truths
@@ -91,7 +91,12 @@ def _figures(evidence: Evidence) -> str:
         asked = [probe for probe in evidence.probes if probe.runtime == runtime and probe.worst_floors is not None]
         worst = max(probe.worst_floors or 0 for probe in asked)
         tokens = next(probe.tokens for probe in asked if probe.id == "greedy")
-        logits = ", ".join(f"{probe.id} {probe.difference:.1e}" for probe in asked if probe.id != "causality")
+        logits = ", ".join(f"{probe.id} {_greatest(probe):.1e}" for probe in asked if probe.id != "causality")
         same = f"{tokens.identical if tokens else 0} tokens identical"
         parts.append(f"{runtime}: {worst:.1f} floors, {same}; greatest logit difference: {logits}")
     return " | ".join(parts)
+
+
+def _greatest(probe: ProbeRecord) -> float:
+    """Over every position and the whole vocabulary."""
+    return max(max(each.differences) for each in probe.differences)
