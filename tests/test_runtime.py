@@ -476,7 +476,7 @@ def test_genai_says_what_it_cannot_do(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(Invalid, match=code):
             run()
-    with pytest.raises(Invalid, match="a padded row"):
+    with pytest.raises(Invalid, match="a padded one"):
         runtime.forward(tokens, None, np.array([[0, 1, 1, 1, 1, 1, 1, 1]]))
     with pytest.raises(ValueError, match="gone on already"):
         runtime.forward(tokens[:, :1], state)

@@ -231,6 +231,7 @@ def generate(
         statistics = generation.statistics
         if not screen.as_json:
             sys.stdout.write("\n")
+            sys.stdout.flush()
         if not screen.quiet:
             screen.err.print(
                 f"[dim]{statistics.prompt_tokens} + {statistics.new_tokens} tokens, "

@@ -74,15 +74,7 @@ class Plan:
 
 def prepare(checkpoint: Checkpoint, target: Target, options: Options) -> Plan:
     """Steps 1 to 5: spec, accounting, graph. Reads no weight."""
-    if options.text_only:
-        checkpoint = text_only(checkpoint)
-    elif isinstance(checkpoint.config.get("text_config"), dict):
-        raise Unsupported(
-            "checkpoint-multimodal",
-            "the checkpoint holds more than a text model",
-            place=checkpoint.config_place,
-            hint="--text-only exports its text half.",
-        )
+    checkpoint = _text_model(checkpoint, options)
     config = Config(checkpoint.config, checkpoint.config_place)
     family = family_of(config)
     config.must_be("quantization_config", (None,), "quantised checkpoints have to be dequantised first")
@@ -116,6 +108,17 @@ def prepare(checkpoint: Checkpoint, target: Target, options: Options) -> Plan:
         runtime_config=runtime_config,
         lost_defaults=lost,
     )
+
+
+def _text_model(checkpoint: Checkpoint, options: Options) -> Checkpoint:
+    if not options.text_only and isinstance(checkpoint.config.get("text_config"), dict):
+        raise Unsupported(
+            "checkpoint-multimodal",
+            "the checkpoint holds more than a text model",
+            place=checkpoint.config_place,
+            hint="--text-only exports its text half.",
+        )
+    return text_only(checkpoint) if options.text_only else checkpoint
 
 
 def read_spec(family: Family, config: Config) -> Decoder:
