@@ -1,51 +1,27 @@
 """The commands. They parse, call and print; there is no logic here."""
 
-import difflib
 import importlib.util
 import io
-import os
 import signal
 import sys
-import traceback
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from typer.core import TyperGroup
 
 import paritas
+from paritas import usage
 from paritas.console import Screen, facts, rows
-from paritas.errors import Exit, ParitasError, Unsupported
+from paritas.errors import Exit, ParitasError
+from paritas.outcome import command
 from paritas.progress import Progress
-
-
-class Commands(TyperGroup):
-    """Wrong usage is an error like every other one: a code, the fact and the next step, also as JSON."""
-
-    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
-        """Run a command, and leave with its exit code."""
-        words = list(sys.argv[1:] if args is None else args)
-        try:
-            code = super().main(words, *rest, **{**extra, "standalone_mode": False})
-        except Exception as error:
-            if (told := getattr(error, "format_message", None)) is None:
-                raise
-            Screen(as_json="--json" in words).error(_wrong_usage(error, told()))
-            code = Exit.USAGE
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:  # whoever read us has gone; what is left in the buffer has nowhere to go
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = _PIPE_CLOSED
-        sys.exit(code or 0)
-
+from paritas.usage import choose, one_output, utf8
 
 app = typer.Typer(
-    cls=Commands,
+    cls=usage.Commands,
     help="Model exports that are right, and proven right.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -71,17 +47,7 @@ class Runtime(StrEnum):
     ONNXRUNTIME = "onnxruntime"
 
 
-_DTYPES = {"fp32": "fp32", "f32": "fp32", "float32": "fp32", "float": "fp32"}
-_LATER_DTYPES = ("fp16", "f16", "float16", "half", "bf16", "bfloat16", "int8", "q8", "int4", "q4")
-_TARGETS = {"ort": "ort", "onnxruntime": "ort", "genai": "ort", "onnx": "onnx"}
-_PROVIDERS = {"cpu": "cpu"}
-_LATER_PROVIDERS = ("cuda", "webgpu", "dml")
 _DEMO = Path("out/smollm2-135m-instruct")
-_PIPE_CLOSED = 141  # what a shell reports of a program that a closed pipe has ended
-# Options of other exporters -> what to type here.
-_ELSEWHERE: dict[str, str] = dict.fromkeys(
-    ("-m", "--model", "-i", "--input"), "MODEL is the first word: paritas export MODEL OUT"
-)
 
 
 @app.command()
@@ -129,12 +95,12 @@ def export(
     from paritas.targets import TARGETS
 
     with command(quiet, as_json) as screen:
-        _word("dtype", dtype, _DTYPES, _LATER_DTYPES)
-        _word("ep", provider, _PROVIDERS, _LATER_PROVIDERS)
-        chosen = TARGETS[_word("target", target, _TARGETS)]
-        folder = _one_output(out, out_option)
+        choose("dtype", dtype, usage.DTYPES, usage.LATER_DTYPES)
+        choose("ep", provider, usage.PROVIDERS, usage.LATER_PROVIDERS)
+        chosen = TARGETS[choose("target", target, usage.TARGETS)]
+        folder = one_output(out, out_option)
         for path in (model, folder):
-            _text(str(path))
+            utf8(str(path))
         evidence: list[Any] = []
         with screen.progress() as progress:
             exported = run_export(
@@ -215,7 +181,7 @@ def generate(
 
         generation = run_generate(
             open_package(package),
-            _text(sys.stdin.buffer.read().decode(errors="surrogateescape") if prompt == "-" else prompt),
+            utf8(sys.stdin.buffer.read().decode(errors="surrogateescape") if prompt == "-" else prompt),
             max_new_tokens=max_new_tokens,
             chat=not raw,
             sampling=Greedy() if greedy else None,
@@ -326,93 +292,6 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     app()
-
-
-@contextmanager
-def command(quiet: bool, as_json: bool) -> Generator[Screen]:
-    """Errors that a person can cause end a command in one screen and with its exit code; so does Ctrl-C."""
-    screen = Screen(quiet=quiet, as_json=as_json)
-    try:
-        yield screen
-    except BrokenPipeError:
-        raise typer.Exit(_PIPE_CLOSED) from None
-    except (ParitasError, OSError, MemoryError, KeyboardInterrupt) as error:
-        told = error if isinstance(error, ParitasError) else _told_by_system(error)
-        screen.error(told)
-        raise typer.Exit(told.exit_code) from None
-    except typer.Exit:
-        raise
-    except Exception as error:
-        traceback.print_exc()
-        screen.error(_our_fault(error))
-        raise typer.Exit(Exit.NOT_TESTED) from None
-
-
-def _told_by_system(error: OSError | MemoryError | KeyboardInterrupt) -> ParitasError:
-    match error:
-        case OSError():
-            place = str(error.filename or "")
-            return ParitasError("system-refused", error.strerror or str(error), place=place, hint="Nothing was kept.")
-        case MemoryError():
-            return ParitasError("memory-short", "there is no memory left", hint="Close other programs.")
-        case _:
-            interrupted = ParitasError("interrupted", "stopped before the end", hint="Nothing half-written is left.")
-            interrupted.exit_code = Exit.INTERRUPTED
-            return interrupted
-
-
-def _our_fault(error: Exception) -> ParitasError:
-    return ParitasError(
-        "internal-error",
-        f"{type(error).__name__}: {error}",
-        hint="This is a fault of Paritas. Please report it, with the lines above.",
-    )
-
-
-def _wrong_usage(error: Exception, message: str) -> ParitasError:
-    context = getattr(error, "ctx", None)
-    command = f"paritas {context.info_name}" if context and context.parent else "paritas"
-    option = str(getattr(error, "option_name", ""))
-    return ParitasError("usage-wrong", message, hint=_ELSEWHERE.get(option, f"{command} --help"))
-
-
-def _word(option: str, word: str, known: dict[str, str], later: tuple[str, ...] = ()) -> str:
-    if (plain := word.lower()) in known:
-        return known[plain]
-    if plain in later:
-        raise Unsupported(
-            "option-unsupported",
-            f"--{option} {word} is not implemented in this version",
-            hint=f"Use --{option} {next(iter(known))}.",
-        )
-    close = difflib.get_close_matches(plain, [*known, *later], n=1)
-    raise ParitasError(
-        "option-unknown",
-        f"--{option} knows no {word!r}; it is one of {', '.join(dict.fromkeys(known.values()))}",
-        hint=f"Did you mean {close[0]}?" if close else "",
-    )
-
-
-def _one_output(argument: Path | None, option: Path | None) -> Path:
-    if (argument is None) == (option is None):
-        raise ParitasError(
-            "output-unclear",
-            "the output is given twice" if argument else "no output is given",
-            hint="paritas export MODEL OUT",
-        )
-    out = cast(Path, argument or option)
-    out = out.expanduser() if out.parts[:1] == ("~",) else out
-    return out if out.name and ".." not in out.parts else out.resolve()
-
-
-def _text(word: str) -> str:
-    if not word.isascii() and any("\ud800" <= character <= "\udfff" for character in word):
-        raise ParitasError(
-            "text-not-utf8",
-            f"{word[:80]!r} is not text in UTF-8",
-            hint="Rename the file, or convert the text to UTF-8.",
-        )
-    return word
 
 
 def _installed(module: str) -> bool:

@@ -1,0 +1,107 @@
+"""What the words of a command line mean; what is wrong with them is an error like every other one."""
+
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from typer.core import TyperGroup
+
+from paritas.console import Screen
+from paritas.errors import Exit, ParitasError, Unsupported
+from paritas.outcome import PIPE_CLOSED
+
+DTYPES = {"fp32": "fp32", "f32": "fp32", "float32": "fp32", "float": "fp32"}
+LATER_DTYPES = ("fp16", "f16", "float16", "half", "bf16", "bfloat16", "int8", "q8", "int4", "q4")
+TARGETS = {"ort": "ort", "onnxruntime": "ort", "genai": "ort", "onnx": "onnx"}
+PROVIDERS = {"cpu": "cpu"}
+LATER_PROVIDERS = ("cuda", "webgpu", "dml")
+# Options of other exporters -> what to type here.
+_ELSEWHERE: dict[str, str] = dict.fromkeys(
+    ("-m", "--model", "-i", "--input"), "MODEL is the first word: paritas export MODEL OUT"
+)
+
+
+class Commands(TyperGroup):
+    """Wrong usage is an error like every other one: a code, the fact and the next step, also as JSON."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        """Run a command, and leave with its exit code."""
+        words = list(sys.argv[1:] if args is None else args)
+        try:
+            code = super().main(words, *rest, **{**extra, "standalone_mode": False})
+        except Exception as error:
+            if (told := getattr(error, "format_message", None)) is None:
+                raise
+            Screen(as_json="--json" in words).error(_wrong_usage(error, told()))
+            code = Exit.USAGE
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:  # whoever read us has gone; what is left in the buffer has nowhere to go
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = PIPE_CLOSED
+        sys.exit(code or 0)
+
+
+def _wrong_usage(error: Exception, message: str) -> ParitasError:
+    context = getattr(error, "ctx", None)
+    command = f"paritas {context.info_name}" if context and context.parent else "paritas"
+    option = str(getattr(error, "option_name", ""))
+    return ParitasError("usage-wrong", message, hint=_ELSEWHERE.get(option, f"{command} --help"))
+
+
+def choose(option: str, word: str, known: dict[str, str], later: tuple[str, ...] = ()) -> str:
+    """The value that ``word`` spells.
+
+    Raises:
+        Unsupported: ``option-unsupported``, for what a later version will know.
+        ParitasError: ``option-unknown``, with the closest word.
+    """
+    if (plain := word.lower()) in known:
+        return known[plain]
+    if plain in later:
+        raise Unsupported(
+            "option-unsupported",
+            f"--{option} {word} is not implemented in this version",
+            hint=f"Use --{option} {next(iter(known))}.",
+        )
+    close = difflib.get_close_matches(plain, [*known, *later], n=1)
+    raise ParitasError(
+        "option-unknown",
+        f"--{option} knows no {word!r}; it is one of {', '.join(dict.fromkeys(known.values()))}",
+        hint=f"Did you mean {close[0]}?" if close else "",
+    )
+
+
+def one_output(argument: Path | None, option: Path | None) -> Path:
+    """The output, given as an argument or as an option.
+
+    Raises:
+        ParitasError: ``output-unclear``.
+    """
+    if (argument is None) == (option is None):
+        raise ParitasError(
+            "output-unclear",
+            "the output is given twice" if argument else "no output is given",
+            hint="paritas export MODEL OUT",
+        )
+    out = cast(Path, argument or option)
+    out = out.expanduser() if out.parts[:1] == ("~",) else out
+    return out if out.name and ".." not in out.parts else out.resolve()
+
+
+def utf8(word: str) -> str:
+    """``word`` itself.
+
+    Raises:
+        ParitasError: ``text-not-utf8``.
+    """
+    if not word.isascii() and any("\ud800" <= character <= "\udfff" for character in word):
+        raise ParitasError(
+            "text-not-utf8",
+            f"{word[:80]!r} is not text in UTF-8",
+            hint="Rename the file, or convert the text to UTF-8.",
+        )
+    return word
