@@ -9,7 +9,7 @@ tags: [onnx, onnxruntime, onnxruntime-genai, paritas]
 ---
 # {name}, ONNX
 
-Exported by [Paritas](https://github.com/paritas-onnx/paritas) {version} from `{source}` (`{model_type}`).
+Exported by Paritas {version} from `{source}` (`{model_type}`).
 
 | | |
 |---|---|
