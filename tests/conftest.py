@@ -26,6 +26,12 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(shared_folder: Path) -> None:
+    """The reference's answers of a run are kept within it: nothing comes from earlier runs or goes to later ones."""
+    os.environ["PARITAS_CACHE"] = str(shared_folder / "cache")
+
+
 @pytest.fixture(scope="session")
 def checkpoint(shared_folder: Path) -> Callable[[str], Path]:
     """The folder of a checkpoint of :data:`tiny.CHECKPOINTS`, by its name.

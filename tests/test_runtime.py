@@ -321,7 +321,8 @@ def write(file: Path, inputs: list[Any], outputs: list[Any], *nodes: onnx.NodePr
         ([IDS, KEY], [LOGITS, *PRESENT], "graph-cache-unpaired", "layer 0"),
         ([IDS, KEY, VALUE, _value("past_k_0", F, "b", 2, "p", 4)], [LOGITS], "graph-cache-unpaired", "past_k_0"),
         ([IDS, _value("past.0.key", F, 1, 2, 64, 4), VALUE], [LOGITS, *PRESENT], "graph-cache-layout", "fixed"),
-        ([IDS, _value("past.0.key", F, "b", "p", 2, 4), VALUE], [LOGITS, *PRESENT], "graph-cache-layout", "kv_heads"),
+        ([IDS, _value("past.0.key", F, "b", "p", 2, 4), VALUE], [LOGITS, *PRESENT], "graph-cache-layout", "layer 0"),
+        ([IDS, _value("past.0.key", F, "b", "p", "h", 4), VALUE], [LOGITS, *PRESENT], "graph-cache-layout", "kv_heads"),
         ([IDS, _value("past.0.key", F, "b", 2, "p", 8), VALUE], [LOGITS, *PRESENT], "graph-cache-layout", "layer 0"),
     ],
 )  # fmt: skip
@@ -358,15 +359,9 @@ def test_a_head_width_left_free_is_found_at_the_attention(
     if width is None:
         with pytest.raises(Invalid, match="graph-cache-layout"):
             read_ports(file)
+        assert read_ports(file, head_size=24).caches[0].head_dim == 24
     else:
-        assert read_ports(file).caches[0].head_dim == width
-
-
-def test_a_cache_that_is_overwritten_is_refused_by_a_plain_session(tmp_path: Path) -> None:
-    node = _attention("GroupQueryAttention", "com.microsoft", 9, sliding_window_cache=1)
-    file = write(tmp_path / "model.onnx", [IDS], [LOGITS], node)
-    with pytest.raises(Invalid, match="graph-window-cache"):
-        RawSession(open_package(file))
+        assert read_ports(file, head_size=24).caches[0].head_dim == width
 
 
 def _attention(op: str, domain: str, inputs: int, **attributes: int) -> onnx.NodeProto:
@@ -634,9 +629,9 @@ def test_a_broken_package_is_an_error_with_its_place(tmp_path: Path, name: str) 
 
 
 def test_several_graphs_or_none_are_named(tmp_path: Path) -> None:
-    (tmp_path / "onnx").mkdir()
-    decoder(tmp_path / "onnx" / "model_q4.onnx")
-    with pytest.raises(ParitasError, match=r"package-model-missing.*onnx/model_q4\.onnx"):
+    (tmp_path / "int4").mkdir()
+    decoder(tmp_path / "int4" / "model.onnx")
+    with pytest.raises(ParitasError, match=r"package-model-missing.*int4/model\.onnx"):
         open_package(tmp_path)
     for name in ("a.onnx", "b.onnx"):
         decoder(tmp_path / name)
@@ -644,6 +639,48 @@ def test_several_graphs_or_none_are_named(tmp_path: Path) -> None:
         open_package(tmp_path)
     with pytest.raises(ParitasError, match="package-missing"):
         open_package(tmp_path / "a.onnx.data")
+
+
+def test_graphs_may_lie_in_a_folder_of_their_own_as_transformers_js_has_them(tmp_path: Path) -> None:
+    folder = tmp_path / "onnx"
+    folder.mkdir()
+    decoder(folder / "model_fp16.onnx", cache="float16", logits="float16")
+    package = open_package(tmp_path)
+    assert (package.folder, package.model) == (tmp_path, folder / "model_fp16.onnx")
+    assert package.data == (folder / "model_fp16.onnx.data",)
+    decoder(folder / "model_quantized.onnx")
+    with pytest.raises(ParitasError, match=r"package-model-ambiguous.*model_fp16\.onnx, model_quantized\.onnx"):
+        open_package(tmp_path)
+    assert open_package(folder / "model_fp16.onnx").model == folder / "model_fp16.onnx"
+    decoder(folder / "model.onnx")
+    assert open_package(tmp_path).model == folder / "model.onnx"
+    assert open_package(folder).model == folder / "model.onnx"
+
+
+def test_data_may_lie_in_several_chunks(tmp_path: Path) -> None:
+    tables = decoder(tmp_path / "model_fp16.onnx")
+    whole = tmp_path / "model_fp16.onnx.data"
+    model = onnx.load(tmp_path / "model_fp16.onnx", load_external_data=False)
+    stored = [tensor for tensor in model.graph.initializer if tensor.external_data]
+    for chunk, tensor in enumerate(stored):
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        start, size = int(place["offset"]), int(place["length"])
+        name = f"model_fp16.onnx_data{f'_{chunk}' if chunk else ''}"
+        tensor.raw_data = whole.read_bytes()[start : start + size]
+        (tmp_path / name).write_bytes(tensor.raw_data)
+        onnx.external_data_helper.set_external_data(tensor, name, offset=0, length=size)
+        tensor.ClearField("raw_data")
+    onnx.save(model, tmp_path / "model_fp16.onnx")
+    whole.unlink()
+    package = open_package(tmp_path)
+    assert len(package.data) == len(stored)
+    assert package.data[1].name == "model_fp16.onnx_data_1"
+    tokens = ids(6)
+    logits, _ = RawSession(package).forward(tokens)
+    assert worst(logits[0], tables.logits(tokens[0])) < FLOOR
+    package.data[1].unlink()
+    with pytest.raises(ParitasError, match=r"package-data-missing.*model_fp16\.onnx_data_1"):
+        open_package(tmp_path)
 
 
 # Sampling

@@ -34,6 +34,16 @@ ALLOWED = {
     ),
     "paritas.targets": ("paritas.spec", "paritas.weights", "paritas.graph", "paritas.errors"),
     "paritas.runtime": ("paritas.errors", "paritas.progress"),
+    "paritas.audit": (
+        "paritas.spec",
+        "paritas.families",
+        "paritas.config",
+        "paritas.checkpoint",
+        "paritas.runtime",
+        "paritas.graph.rope",
+        "paritas.errors",
+        "paritas.progress",
+    ),
     "paritas.verify": ("paritas.runtime", "paritas.checkpoint", "paritas.errors", "paritas.progress"),
 }
 

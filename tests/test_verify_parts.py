@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from paritas.errors import Exit, Invalid
 from paritas.verify.compare import compare
 from paritas.verify.floor import FP64, SDPA, Noise, floors
-from paritas.verify.probes import LOGITS_LIMIT, NEW_TOKENS, Manner, make_plan
+from paritas.verify.planning import LOGITS_LIMIT, NEW_TOKENS, make_plan
+from paritas.verify.probes import Manner
 from paritas.verify.reference import Facts
 from paritas.verify.text import RandomIds
 from paritas.verify.verdict import EXITS, Place, Verdict, combine, judge, signature
@@ -160,11 +161,21 @@ def test_a_known_fault_outweighs_a_runtime_that_could_not_be_asked() -> None:
         ({"greedy": 14}, "cache"),
         ({"padding": 0}, "padded rows"),
         ({"causality": 3}, "causal mask"),
+        ({"padding-right": 2}, "padded rows"),
+        ({"chunks": 40}, "prefill in parts"),
+        ({"switch": 1, "switch-decode": 64, "end": 80}, "long RoPE"),
+        ({"switch-decode": 64}, "rotated before"),
+        ({"window": 64, "switch": 64}, "long RoPE, which begins there"),
+        ({"end": 4000}, "end too early"),
+        ({"decode": 30, "chunks": 30, "end": 90}, "cache"),
+        ({"cache": 0}, None),
+        ({"cache": 0, "short": 1}, "RoPE, or"),
     ],
 )
 def test_signatures(bad: dict[str, int], says: str | None) -> None:
-    probes = ("short", "window", "decode", "greedy", "padding", "causality")
-    found = signature([Place(probe, bad.get(probe)) for probe in probes], [512])
+    probes = ("short", "window", "decode", "greedy", "padding", "causality", "padding-right", "chunks", "cache")
+    places = [Place(probe, bad.get(probe)) for probe in (*probes, "switch", "switch-decode", "end")]
+    found = signature(places, [512], [64])
     assert found is says is None or (found is not None and says is not None and says in found)
 
 
@@ -213,7 +224,7 @@ def test_a_window_that_does_not_fit_into_memory_is_not_tested_and_says_why() -> 
 def test_a_window_of_a_small_real_model_is_tested() -> None:
     probes = {p.id: p for p in plan_of(262_144, 32_768, [512]).probes}
     assert probes["window"].obstacle is None
-    assert probes["causality"].manner is Manner.CHANGED_LAST_TOKEN
+    assert probes["causality"].manner is Manner.CHANGED_TOKENS
 
 
 def test_random_ids_are_the_same_every_time() -> None:

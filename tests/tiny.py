@@ -28,6 +28,7 @@ from transformers import (
 VOCAB, HIDDEN, HEAD_DIM, WINDOW, CONTEXT = 331, 72, 16, 8, 128
 GLOBAL_THETA, LOCAL_THETA = 400_000.0, 7_000.0
 WEIGHTS = "model.safetensors"
+OFFSET_NORMS = ("gemma", "nemotron")  # families that store a norm's weight less 1
 
 TEXT = """A small stone bridge crosses the river behind our school. In winter the water is loud, in summer
 it is a thread. What do you see from there? Two boats, a heron, and the roof of the capital's oldest bakery.
@@ -188,8 +189,8 @@ def randomize(model: PreTrainedModel) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(0, spread(name, parameter), generator=generator)
-            if "norm" in name and not name.endswith("bias") and "gemma3" not in model.config.model_type:
-                parameter.add_(1)  # Gemma 3 stores weight - 1
+            if "norm" in name and not name.endswith("bias") and not model.config.model_type.startswith(OFFSET_NORMS):
+                parameter.add_(1)
 
 
 def spread(name: str, parameter: torch.Tensor) -> float:

@@ -20,14 +20,16 @@ _SEVERITIES = ("error", "warning", "note")
 def errors(source: Path = SOURCE) -> dict[str, set[str]]:
     """Code -> the exit codes it can end with (or ``finding``)."""
     found: dict[str, set[str]] = {}
-    for file in sorted(source.rglob("*.py")):
-        for code, exit_code in _of(ast.parse(file.read_text(encoding="utf-8"))):
+    modules = [ast.parse(file.read_text(encoding="utf-8")) for file in sorted(source.rglob("*.py"))]
+    shared = {name: code for module in modules for name, code in _wrappers(module).items() if name[0] != "_"}
+    for module in modules:
+        for code, exit_code in _of(module, shared):
             found.setdefault(code, set()).add(OWN_EXITS.get(code, exit_code))
     return dict(sorted(found.items()))
 
 
-def _of(module: ast.Module) -> Iterator[tuple[str, str]]:
-    raised = {**EXITS, **_wrappers(module)}
+def _of(module: ast.Module, shared: dict[str, str]) -> Iterator[tuple[str, str]]:
+    raised = {**EXITS, **shared, **_wrappers(module)}
     for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
         if (exit_code := raised.get(_name(call))) is not None:
             given = [*call.args[:1], *(word.value for word in call.keywords if word.arg == "code")]

@@ -2,9 +2,10 @@
 
 import importlib.util
 import io
+import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +37,16 @@ Force = Annotated[bool, typer.Option("--force", "-f", help="Replace an existing 
 Against = Annotated[
     str,
     typer.Option("--against", "-a", metavar="MODEL", help="The checkpoint that the package was made from."),
+]
+
+
+Cache = Annotated[
+    bool, typer.Option("--cache/--no-cache", help="Keep what transformers answered, and take it from there.")
+]
+
+
+Power = Annotated[
+    bool, typer.Option("--power/--no-power", help="Measure which faults the verification would have shown.")
 ]
 
 
@@ -85,6 +96,8 @@ def export(
         list[str] | None,
         typer.Option("--ignore-key", metavar="KEY", help="Configuration keys without effect; repeatable, recorded."),
     ] = None,
+    cache: Cache = True,
+    power: Power = True,
     force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -108,7 +121,7 @@ def export(
                 folder,
                 chosen,
                 Options(text_only, context, tokenizer, drop or (), ignore_key or (), force, allow_unproven),
-                prove=_prover(model, evidence, progress) if verify_ else None,
+                prove=_prover(model, evidence, progress, cache=cache, power=power) if verify_ else None,
                 progress=progress,
             )
         _show_evidence(screen, evidence)
@@ -128,6 +141,8 @@ def verify(
         Path | None,
         typer.Option("--out", "-o", metavar="FOLDER", help="Also write evidence/ into this folder."),
     ] = None,
+    cache: Cache = True,
+    power: Power = True,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -145,12 +160,33 @@ def verify(
         names = {Runtime.GENAI: "onnxruntime-genai", Runtime.ONNXRUNTIME: "onnxruntime"}
         runtimes = [names[r] for r in dict.fromkeys(runtime or ()) if r in names]
         with screen.progress() as progress:
-            evidence = run_verify(package, locate(against), runtimes=runtimes or RUNTIMES, progress=progress)
+            evidence = run_verify(
+                package,
+                locate(against),
+                runtimes=runtimes or RUNTIMES,
+                progress=progress,
+                cache=cache,
+                power=power,
+            )
         if out is not None:
             evidence.write(out)
         _show_evidence(screen, [evidence])
         screen.result(evidence.summary())
         raise typer.Exit(evidence.exit_code)
+
+
+@app.command()
+def audit(package: PackagePath, against: Against, quiet: Quiet = False, as_json: Json = False) -> None:
+    """Read a package's files against a checkpoint, in seconds: weights, RoPE, attributes, configuration, tokenizer."""
+    with command(quiet, as_json) as screen:
+        from paritas.audit.report import render
+        from paritas.audit.run import audit as run_audit
+
+        with screen.progress() as progress:
+            found = run_audit(package, utf8(against), progress)
+        screen.say(render(found))
+        screen.result(found.summary())
+        raise typer.Exit(found.exit_code)
 
 
 @app.command()
@@ -188,16 +224,8 @@ def generate(
             runtime=runtime.value,
             seed=seed,
         )
-        pieces: list[str] = []
-        for piece in generation:
-            pieces.append(piece)
-            if not screen.as_json:
-                sys.stdout.write(piece)
-                sys.stdout.flush()
+        text = _told(generation, screen)
         statistics = generation.statistics
-        if not screen.as_json:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
         if not screen.quiet:
             screen.err.print(
                 f"[dim]{statistics.prompt_tokens} + {statistics.new_tokens} tokens, "
@@ -206,7 +234,7 @@ def generate(
             )
         screen.result(
             {
-                "text": "".join(pieces),
+                "text": text,
                 "tokens": generation.tokens,
                 "runtime": generation.runtime,
                 **vars(statistics),
@@ -238,14 +266,12 @@ def inspect(
             described = describe_checkpoint(open_checkpoint(path))
             tables = {"layers": layer_table(described["layers"])}
         told = {key: each for key, each in described.items() if key not in tables and not isinstance(each, dict)}
-        screen.say(facts(str(path), {key.replace("_", " "): each for key, each in told.items()}))
+        screen.table(str(path), facts({key.replace("_", " "): each for key, each in told.items()}))
         for title, table in tables.items():
-            screen.say("")
-            screen.say(rows(title, table))
-        for title in ("files", "operators"):
-            if title in described:
-                screen.say("")
-                screen.say(facts(title, described[title]))
+            screen.table(title, rows(table), gap=True)
+        for key, title in (("files", "files, bytes"), ("operators", "operators")):
+            if key in described:
+                screen.table(title, facts(described[key]), gap=True)
         screen.result(described)
 
 
@@ -259,14 +285,16 @@ def demo(
     with command(quiet, False) as screen:
         from paritas.demo import QUESTION, demo_checkpoint
 
-        checkpoint = str(demo_checkpoint())
-    screen.say(f"[bold]paritas export {escape(Path(checkpoint).name)} {escape(str(out))}[/]")
+        checkpoint = demo_checkpoint()
+    here = Path.cwd()
+    shown = checkpoint.relative_to(here) if checkpoint.is_relative_to(here) else checkpoint
+    screen.say(f"[bold]{escape(shlex.join(['paritas', 'export', str(shown), str(out)]))}[/]")
     try:
-        export(checkpoint, out, force=force or out == _DEMO, quiet=quiet)
+        export(str(checkpoint), out, force=force or out == _DEMO, quiet=quiet)
     except typer.Exit as done:
         if done.exit_code:
             raise
-    screen.say(f"\n[bold]paritas generate {escape(str(out))} {QUESTION!r}[/]")
+    screen.say(f"\n[bold]{escape(shlex.join(['paritas', 'generate', str(out), QUESTION, '--greedy']))}[/]")
     generate(out, QUESTION, greedy=True, quiet=quiet)
 
 
@@ -306,7 +334,7 @@ def _need_runtime(asked: Sequence[Runtime]) -> None:
         raise ParitasError("genai-missing", "onnxruntime-genai is not installed", hint="pip install 'paritas[genai]'")
 
 
-def _prover(model: str, evidence: list[Any], progress: Progress) -> Callable[[Path], str]:
+def _prover(model: str, evidence: list[Any], progress: Progress, *, cache: bool, power: bool) -> Callable[[Path], str]:
     if not (_installed("torch") and _installed("transformers")):
         raise ParitasError(
             "verify-needs-torch",
@@ -318,11 +346,27 @@ def _prover(model: str, evidence: list[Any], progress: Progress) -> Callable[[Pa
         from paritas.checkpoint.opening import locate
         from paritas.verify.run import verify as run_verify
 
-        evidence.append(run_verify(folder, locate(model), progress=progress))
+        evidence.append(run_verify(folder, locate(model), progress=progress, cache=cache, power=power))
         evidence[0].write(folder)
         return str(evidence[0].verdict.value)
 
     return prove
+
+
+def _told(generation: Iterable[str], screen: Screen) -> str:
+    """The whole text; piece by piece on stdout meanwhile, with an end of line however it ends."""
+    text = ""
+    try:
+        for piece in generation:
+            text += piece
+            if not screen.as_json:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+    finally:
+        if text and not screen.as_json:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+    return text
 
 
 def _show_evidence(screen: Screen, evidence: list[Any]) -> None:

@@ -27,6 +27,7 @@ from paritas.errors import ParitasError
 from paritas.progress import Progress, silent
 
 _LIMIT = 1000  # characters of a message
+_EXACT = 1e15  # floats below are exact as integers
 _BYTES = 1 << 20  # totals above a mebibyte are bytes; counts of steps never get there
 
 
@@ -68,6 +69,11 @@ class Screen:
         """Something for people."""
         if not (self.quiet or self.as_json):
             self.out.print(text, soft_wrap=isinstance(text, str))  # a terminal wraps by itself; a file has no width
+
+    def table(self, title: str, table: Table, *, gap: bool = False) -> None:
+        """A table under its title, which is never broken: it may be a path."""
+        self.say(("\n" if gap else "") + f"[italic]{_plain(title)}[/]")
+        self.say(table)
 
     def result(self, values: Mapping[str, Any]) -> None:
         """Something for programs."""
@@ -117,9 +123,9 @@ class Screen:
             yield tell
 
 
-def rows(title: str, table: list[dict[str, Any]]) -> Table:
+def rows(table: list[dict[str, Any]]) -> Table:
     """A table of equal dictionaries; empty cells for None and False."""
-    view = Table(title=_plain(title), title_justify="left", box=None, header_style="bold", pad_edge=False)
+    view = Table(box=None, header_style="bold", pad_edge=False)
     for column, value in (table[0] if table else {}).items():
         view.add_column(column.replace("_", " "), justify="right" if isinstance(value, int | float) else "left")
     for row in table:
@@ -127,13 +133,14 @@ def rows(title: str, table: list[dict[str, Any]]) -> Table:
     return view
 
 
-def facts(title: str, values: Mapping[str, Any]) -> Table:
-    """Names and values, a line each."""
-    view = Table(title=_plain(title), title_justify="left", box=None, show_header=False, pad_edge=False)
+def facts(values: Mapping[str, Any]) -> Table:
+    """Names and values, a line each; numbers alone are aligned."""
+    counts = all(isinstance(value, int) for value in values.values())
+    view = Table(box=None, show_header=False, pad_edge=False)
     view.add_column(style="dim")
-    view.add_column(overflow="fold")
+    view.add_column(overflow="fold", justify="right" if counts else "left")
     for name, value in values.items():
-        view.add_row(_plain(name), _cell(value))
+        view.add_row(_plain(name), _cell(value) or "none")
     return view
 
 
@@ -152,7 +159,7 @@ def _cell(value: Any) -> str:
         case int():
             return f"{value:,}"
         case float():
-            return f"{value:g}"
+            return f"{value:,.0f}" if value.is_integer() and abs(value) < _EXACT else f"{value:g}"
         case list():
             return ", ".join(map(str, value))  # pyright: ignore[reportUnknownArgumentType]
         case _:

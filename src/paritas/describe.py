@@ -36,12 +36,12 @@ def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def describe_package(package: Package) -> dict[str, Any]:
     """A package: inputs, outputs, ``caches`` (a row a layer), bytes of files, operators and how often they occur."""
-    ports = read_ports(package.model)
+    ports = read_ports(package.model, package.head_size)
     files = sorted(path for path in package.folder.rglob("*") if path.is_file())
     return {
         "package": package.folder.resolve().name,
         "graph": package.model.name,
-        "inputs": [name for name in (ports.input_ids, ports.attention_mask, ports.position_ids) if name],
+        "inputs": list(ports.inputs),
         "outputs": [ports.logits],
         "vocab": ports.vocab,
         "caches": [

@@ -18,7 +18,7 @@ _NORMS = {
 def gemma3(file: GgufFile, meta: Metadata) -> Layout:
     """Read a file of the ``gemma3`` architecture. Its norms are stored as 1 + weight."""
     config = sizes(file, meta, "gemma3")
-    window = meta.find("gemma3.attention.sliding_window", int)
+    window = meta.find("gemma3.attention.sliding_window", int) or None  # 0 is none for llama.cpp
     config |= {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
@@ -27,7 +27,7 @@ def gemma3(file: GgufFile, meta: Metadata) -> Layout:
         "attn_logit_softcapping": None,
         "final_logit_softcapping": meta.find("gemma3.final_logit_softcapping", float),
         "query_pre_attn_scalar": _query_scalar(config),
-        "sliding_window": window,
+        "sliding_window": window or 4096,  # transformers wants a number, even of no layer
         "layer_types": _layer_types(meta, config["num_hidden_layers"], window),
         "rope_theta": meta.need("gemma3.rope.freq_base", float),
         "rope_local_base_freq": _local_base(meta),

@@ -59,7 +59,7 @@ class GenAISession:
         _refuse_native_code(package.genai_config, package.folder)
         self.version: str = self._genai.__version__
         self._folder = package.folder
-        self._logits = read_ports(package.model).logits
+        self._logits = read_ports(package.model, package.head_size).logits
         self._max_length = _max_length(package, capacity)
         session: dict[str, int] = {"log_severity_level": _SILENT}
         if threads is not None:

@@ -11,6 +11,10 @@ from paritas.runtime import external
 from paritas.runtime.proto import load
 
 CONFIG = "genai_config.json"
+DEEPER = "onnx"
+"""Folder of the graphs in a package of transformers.js; the tokenizer's files lie above it."""
+USUAL = ("model.onnx", "decoder_model_merged.onnx")
+"""Names of a whole decoder beside its own parts and its variants of other precision."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,8 @@ class Package:
 
     Attributes:
         folder: where its files lie.
-        model: the graph of its decoder.
+        model: the graph of its decoder, in the folder or in its ``onnx/`` as transformers.js has it; its data
+            lie beside it.
         genai_config: the values of genai_config.json; None if there is none, or it speaks of another graph.
     """
 
@@ -28,9 +33,22 @@ class Package:
     genai_config: Mapping[str, Any] | None
 
     @property
+    def context(self) -> int | None:
+        """Tokens that it says it covers; None if it does not say."""
+        context = None if self.genai_config is None else self.genai_config["model"].get("context_length")
+        return context if isinstance(context, int) and context > 0 else None
+
+    @property
+    def head_size(self) -> int | None:
+        """Width of a head as it says it, for a graph that leaves it open; None if it does not say."""
+        decoder: Any = None if self.genai_config is None else self.genai_config["model"].get("decoder")
+        size: Any = cast(dict[str, Any], decoder).get("head_size") if isinstance(decoder, dict) else None
+        return size if isinstance(size, int) and size > 0 else None
+
+    @property
     def data(self) -> tuple[Path, ...]:
         """The external data files that the graph names, each of them there and long enough."""
-        return external.check(load(self.model), self.folder)
+        return external.check(load(self.model), self.model.parent)
 
 
 def open_package(path: str | Path) -> Package:
@@ -46,7 +64,7 @@ def open_package(path: str | Path) -> Package:
     if not path.exists():
         raise ParitasError("package-missing", "no such file or folder", place=str(path), hint="Check the path.")
     package = _of_folder(path) if path.is_dir() else _of_graph(path)
-    external.check(load(package.model), package.folder)
+    external.check(load(package.model), package.model.parent)
     return package
 
 
@@ -126,26 +144,32 @@ def _named_model(folder: Path, name: str) -> Path:
 
 
 def _find_model(folder: Path) -> Path:
-    usual = external.inside(folder, "model.onnx")
-    if usual.is_file():
-        return usual
-    found = sorted(p for p in folder.glob("*.onnx") if p.is_file())
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(p.name for p in found)
-        raise ParitasError(
-            "package-model-ambiguous",
-            f"{len(found)} graphs and no {CONFIG} that names one: {names}",
-            place=str(folder),
-            hint="Give the path of one of them.",
-        )
+    for place in (folder, folder / DEEPER):
+        if (found := _only_model(place)) is not None:
+            return found
     deeper = sorted(p.relative_to(folder).as_posix() for p in folder.glob("*/*.onnx"))
     raise ParitasError(
         "package-model-missing",
         "no .onnx file" + (f"; there are graphs one folder down: {', '.join(deeper)}" if deeper else ""),
         place=str(folder),
         hint="Give the path of one of them." if deeper else "Give the folder that holds model.onnx.",
+    )
+
+
+def _only_model(folder: Path) -> Path | None:
+    """The graph of usual name in the folder, or its only one; None if it has none."""
+    for name in USUAL:
+        if external.inside(folder, name).is_file():
+            return folder / name
+    found = sorted(p for p in folder.glob("*.onnx") if p.is_file())
+    if len(found) < 2:
+        return found[0] if found else None
+    names = ", ".join(p.name for p in found)
+    raise ParitasError(
+        "package-model-ambiguous",
+        f"{len(found)} graphs and no {CONFIG} that names one: {names}",
+        place=str(folder),
+        hint="Give the path of one of them.",
     )
 
 

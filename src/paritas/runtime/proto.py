@@ -48,10 +48,11 @@ def operators(model: Path) -> Counter[str]:
     Raises:
         ParitasError: ``package-model-broken``.
     """
-    return Counter(_operator(node) for node in nodes(load(model)))
+    return Counter(operator(node) for node in nodes(load(model)))
 
 
-def _operator(node: onnx.NodeProto) -> str:
+def operator(node: onnx.NodeProto) -> str:
+    """The operator's name, with its domain unless that is the standard's."""
     standard = node.domain in ("", "ai.onnx")
     return node.op_type if standard else f"{node.domain}.{node.op_type}"
 

@@ -15,8 +15,8 @@ from paritas.errors import Invalid
 from paritas.runtime.decoder import State
 from paritas.runtime.faults import refusal
 from paritas.runtime.package import Package
-from paritas.runtime.ports import Cache, read_ports
-from paritas.runtime.proto import load, nodes
+from paritas.runtime.ports import read_ports
+from paritas.runtime.states import Carried
 
 # ONNX Runtime has no types: the module and all that comes out of it are Any, in this file alone.
 _ort: Any = importlib.import_module("onnxruntime")
@@ -32,7 +32,7 @@ class RawState:
     """Caches after ``length`` tokens; never written to, so two calls may go on from the same state.
 
     Attributes:
-        caches: ``OrtValue`` ``[batch, kv_heads, length, head_dim]``, key and value in turn.
+        caches: ``OrtValue`` s in the layout of the graph: key and value in turn, then other states.
     """
 
     length: int
@@ -48,17 +48,15 @@ class RawSession:
         threads: threads within an operator; None leaves it to the runtime.
 
     Raises:
-        Invalid: ``graph-window-cache``; ``runtime-failed``; or the graph is no decoder (as
-            :func:`paritas.runtime.ports.read_ports` tells).
+        Invalid: ``runtime-failed``; or the graph is no decoder (as :func:`paritas.runtime.ports.read_ports` tells).
     """
 
     runtime = "onnxruntime"
 
     def __init__(self, package: Package, threads: int | None = None) -> None:
         self.version: str = _ort.__version__
-        self.ports = read_ports(package.model)
+        self.ports = read_ports(package.model, package.head_size)
         self._model = package.model
-        self._refuse_window_cache()
         options = _ort.SessionOptions()
         options.log_severity_level = _SILENT
         if threads is not None:
@@ -67,7 +65,7 @@ class RawSession:
             self._session = _ort.InferenceSession(
                 str(package.model), sess_options=options, providers=["CPUExecutionProvider"]
             )
-        self._integer = {i.name: _INTEGER[i.type] for i in self._session.get_inputs() if i.type in _INTEGER}
+        self._types = {i.name: _TYPES[i.type] for i in self._session.get_inputs() if i.type in _TYPES}
 
     def forward(
         self, ids: NDArray[np.int64], state: State | None = None, mask: NDArray[np.int64] | None = None
@@ -77,11 +75,15 @@ class RawSession:
         Raises:
             Invalid: ``runtime-failed``; ``graph-no-mask`` for padding that the graph cannot be told of;
                 ``graph-no-cache`` for a second call without caches; ``graph-last-logits`` for logits of the
-                last position alone.
+                last position alone; ``graph-batch`` for another number of rows than it takes; ``graph-room`` for
+                more tokens than its caches hold.
         """
-        before = self._start(len(ids)) if state is None else self._resume(state, len(ids))
         batch, new = ids.shape
+        before = self._start(batch) if state is None else self._resume(state, batch)
         total = before.length + new
+        self._hold_room(batch, total)
+        if self.ports.new == 1 < new:
+            return self._one_by_one(ids, before, mask)
         mask = self._mask(mask, batch, total)
         binding = self._session.io_binding()
         with self._told(f"run {batch} x {new} tokens after {before.length}"):
@@ -98,24 +100,18 @@ class RawSession:
             )
         return logits, RawState(total, batch, tuple(outputs[1:]))
 
-    def _refuse_window_cache(self) -> None:
-        attributes = (a for node in nodes(load(self._model)) for a in node.attribute)
-        if any(a.name == "sliding_window_cache" and a.i for a in attributes):
-            raise Invalid(
-                "graph-window-cache",
-                "its attention overwrites caches of a fixed length, which a plain session does not keep yet",
-                place=str(self._model),
-                hint="Run it in ONNX Runtime GenAI.",
-            )
+    def held(self, state: RawState) -> tuple[NDArray[np.float32], ...]:
+        """Keys and values, in turn, by layer: ``[batch, kv_heads, tokens, head_dim]`` of the newest tokens each."""
+        layers = [cache for cache in self.ports.caches for _ in ("key", "value")]
+        return tuple(cache.held(_fp32(value), state.length) for cache, value in zip(layers, state.caches, strict=False))
 
     def _start(self, batch: int) -> RawState:
-        empty = [_empty(cache, batch) for cache in self.ports.caches for _ in ("key", "value")]
-        return RawState(0, batch, tuple(empty))
+        return RawState(0, batch, tuple(_fresh(each, batch) for each in self.ports.carried))
 
     def _resume(self, state: State, batch: int) -> RawState:
         if not isinstance(state, RawState) or state.batch != batch:
             raise TypeError(f"{state!r} is not a state of this runtime for {batch} rows")
-        if not self.ports.caches:
+        if not self.ports.carried:
             raise Invalid(
                 "graph-no-cache",
                 "the graph has no caches, so it cannot go on from an earlier call",
@@ -123,6 +119,34 @@ class RawSession:
                 hint="Give it the whole sequence at once, or export it with its caches.",
             )
         return state
+
+    def _hold_room(self, batch: int, total: int) -> None:
+        rows, room = self.ports.batch, self.ports.capacity
+        if rows is not None and batch != rows:
+            raise Invalid(
+                "graph-batch",
+                f"the graph takes {rows} rows at a time, not {batch}",
+                place=str(self._model),
+                hint="Run each row alone.",
+            )
+        if room is not None and total > room:
+            raise Invalid(
+                "graph-room",
+                f"the graph has room for {room} tokens, not for {total}",
+                place=str(self._model),
+                hint="Ask for fewer tokens, or export it with more room.",
+            )
+
+    def _one_by_one(
+        self, ids: NDArray[np.int64], state: RawState, mask: NDArray[np.int64] | None
+    ) -> tuple[NDArray[np.float32], RawState]:
+        """A graph that takes one token a call is given them one after another."""
+        parts: list[NDArray[np.float32]] = []
+        for place in range(ids.shape[1]):
+            seen = None if mask is None else mask[:, : state.length + 1]
+            logits, state = self.forward(ids[:, place : place + 1], state, seen)
+            parts.append(logits)
+        return np.concatenate(parts, axis=1), state
 
     def _mask(self, mask: NDArray[np.int64] | None, batch: int, total: int) -> NDArray[np.int64]:
         if mask is None:
@@ -140,20 +164,20 @@ class RawSession:
 
     def _bind(self, binding: Any, ids: NDArray[np.int64], mask: NDArray[np.int64], before: RawState) -> None:
         ports = self.ports
-        feeds = {ports.input_ids: ids}
+        batch, new = ids.shape
+        feeds: dict[str, NDArray[Any]] = {ports.input_ids: ids}
         if ports.attention_mask is not None:
-            feeds[ports.attention_mask] = mask
+            unused = 0 if ports.mask_width is None else ports.mask_width - mask.shape[1]
+            feeds[ports.attention_mask] = np.pad(mask, ((0, 0), (0, unused)))
         if ports.position_ids is not None:
-            feeds[ports.position_ids] = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, -ids.shape[1] :]
+            feeds[ports.position_ids] = np.maximum(mask.cumsum(axis=1) - 1, 0)[:, -new:]
+        feeds |= {counter.name: counter.value(batch, before.length, new) for counter in ports.counters}
         for name, value in feeds.items():
-            binding.bind_cpu_input(name, np.ascontiguousarray(value, self._integer[name]))
-        pasts = [name for cache in ports.caches for name in (cache.past_key, cache.past_value)]
-        for name, value in zip(pasts, before.caches, strict=True):
-            binding.bind_ortvalue_input(name, value)
-        binding.bind_output(ports.logits)
-        for cache in ports.caches:
-            binding.bind_output(cache.present_key)
-            binding.bind_output(cache.present_value)
+            binding.bind_cpu_input(name, np.ascontiguousarray(value, self._types[name]))
+        for each, value in zip(ports.carried, before.caches, strict=True):
+            binding.bind_ortvalue_input(each.past, value)
+        for name in (ports.logits, *(each.present for each in ports.carried)):
+            binding.bind_output(name)
 
     @contextmanager
     def _told(self, doing: str) -> Generator[None]:
@@ -163,12 +187,17 @@ class RawSession:
             raise refusal(self.runtime, doing, error, self._model) from error
 
 
-_INTEGER: dict[str, type[np.integer[Any]]] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+_TYPES: dict[str, type[np.generic]] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_}
 
 
-def _empty(cache: Cache, batch: int) -> Any:
-    element = onnx.helper.np_dtype_to_tensor_dtype(cache.dtype)
-    return _ort.OrtValue.ortvalue_from_shape_and_type([batch, cache.kv_heads, 0, cache.head_dim], element)
+def _fresh(carried: Carried, batch: int) -> Any:
+    """The tensor before the first token: zeros, where it has any size then."""
+    element, shape = onnx.helper.np_dtype_to_tensor_dtype(carried.dtype), (batch, *carried.fresh)
+    if 0 in shape:
+        return _ort.OrtValue.ortvalue_from_shape_and_type(shape, element)
+    if element == onnx.TensorProto.BFLOAT16:
+        return _ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, np.uint16), element)
+    return _ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, carried.dtype))
 
 
 def _fp32(value: Any) -> NDArray[np.float32]:

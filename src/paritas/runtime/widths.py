@@ -1,41 +1,40 @@
-"""The head width of a cache whose shape leaves it free: found at the attention operator that takes the cache.
+"""Heads of a cache whose shape does not tell them: found at the attention operator that takes it.
 
 ORT GenAI's builder declares its caches ``[batch, kv_heads, past, "kv_cache_dim"]``. The operator knows its number of
-heads, and the projection behind it how many columns the heads have together.
+heads, and the projection behind it how many columns the heads have together. A cache that is kept flat,
+``[batch, room, kv_heads * head_dim]``, is taken by an operator that says how many heads lie in it.
 """
 
 from collections.abc import Iterator
 
-import onnx
+from paritas.runtime.wiring import Wiring
 
-PASSES_WIDTH = frozenset({"Cast", "Identity", "Mul"})  # between attention and projection; Mul is an output gate
+GATE = "Mul"  # between attention and projection, of the same width
 
 
-def head_dim(graph: onnx.GraphProto, past: str) -> int | None:
+def head_dim(wiring: Wiring, past: str) -> int | None:
     """Width of a head of the attention that takes the cache ``past``; None if the graph does not tell."""
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
-    for node in graph.node:
-        heads = _integer(node, "num_heads") or _integer(node, "q_num_heads")
-        if past not in node.input or not heads:
-            continue
-        for columns in _columns(graph, node.output[0], shapes):
-            if columns % heads == 0:
+    for reader in wiring.readers(past):
+        heads = reader.integer("num_heads") or reader.integer("q_num_heads")
+        for columns in _columns(wiring, reader.node.output[0]) if heads else ():
+            if heads and columns % heads == 0:
                 return columns // heads
     return None
 
 
-def _columns(graph: onnx.GraphProto, name: str, shapes: dict[str, tuple[int, ...]]) -> Iterator[int]:
+def kv_heads(wiring: Wiring, *names: str) -> int | None:
+    """Heads of the keys in the first attention that takes one of the tensors; None if the graph does not tell."""
+    told = (reader.integer("kv_num_heads") for name in names for reader in wiring.readers(name))
+    return next((heads for heads in told if heads), None)
+
+
+def _columns(wiring: Wiring, name: str) -> Iterator[int]:
     """Numbers of columns that projections of ``name`` take."""
-    for node in graph.node:
-        if name not in node.input:
-            continue
-        if node.op_type in PASSES_WIDTH:
-            yield from _columns(graph, node.output[0], shapes)
-        elif node.op_type == "MatMul" and len(shapes.get(node.input[1], ())) == 2:
-            yield shapes[node.input[1]][0]
-        elif node.op_type == "MatMulNBits" and (columns := _integer(node, "K")):
+    for reader in wiring.readers(name):
+        operator = reader.node.op_type
+        if operator == GATE:
+            yield from _columns(wiring, reader.node.output[0])
+        elif operator == "MatMul" and len(shape := wiring.shapes.get(reader.node.input[1], ())) == 2:
+            yield shape[0]
+        elif operator == "MatMulNBits" and (columns := reader.integer("K")):
             yield columns
-
-
-def _integer(node: onnx.NodeProto, name: str) -> int | None:
-    return next((a.i for a in node.attribute if a.name == name), None)

@@ -1,10 +1,13 @@
 """Puts one probe to one runtime, and gives back logits that can be laid beside the reference's."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from paritas.errors import Invalid
 from paritas.runtime.decoder import Decoder
-from paritas.verify.probes import Manner, Probe, Sequence
+from paritas.verify.probes import Manner, Probe, Sequence, changed_positions, chunks
 
 Answer = NDArray[np.float32]
 
@@ -12,19 +15,24 @@ Answer = NDArray[np.float32]
 def ask(decoder: Decoder, probe: Probe, sequences: tuple[Sequence, ...]) -> tuple[Answer, ...]:
     """Logits ``[positions, vocab]`` for each of the sequences, padding cut off.
 
-    The changed last token gives two answers: the sequence as it is, and changed, both without the last
-        position.
+    Changed tokens give the sequence as it is, and then what stands before each token that was changed.
 
     Raises:
         Invalid: the package cannot be asked that.
     """
-    if probe.manner is Manner.ONE_PASS:
-        return tuple(one_pass(decoder, sequence.ids) for sequence in sequences)
-    if probe.manner is Manner.STEPS:
-        return tuple(steps(decoder, sequence) for sequence in sequences)
-    if probe.manner is Manner.PADDED_BATCH:
-        return padded_batch(decoder, sequences)
-    return changed_last_token(decoder, sequences[0])
+    match probe.manner:
+        case Manner.STEPS:
+            return tuple(steps(decoder, sequence) for sequence in sequences)
+        case Manner.CHUNKS:
+            return tuple(in_chunks(decoder, sequence.ids) for sequence in sequences)
+        case Manner.PADDED_LEFT:
+            return padded_left(decoder, sequences)
+        case Manner.PADDED_RIGHT:
+            return padded_right(decoder, sequences)
+        case Manner.CHANGED_TOKENS:
+            return changed_tokens(decoder, sequences[0])
+        case _:
+            return tuple(one_pass(decoder, sequence.ids) for sequence in sequences)
 
 
 def one_pass(decoder: Decoder, ids: tuple[int, ...]) -> Answer:
@@ -35,16 +43,25 @@ def one_pass(decoder: Decoder, ids: tuple[int, ...]) -> Answer:
 
 def steps(decoder: Decoder, sequence: Sequence) -> Answer:
     """The prefill in one call, then a token a call, as far as the sequence is decoded."""
-    ids = np.array([sequence.ids[: sequence.stop]], np.int64)
-    logits, state = decoder.forward(ids[:, : sequence.prefill])
-    rows = [logits[0]]
-    for position in range(sequence.prefill, sequence.stop):
-        logits, state = decoder.forward(ids[:, position : position + 1], state)
-        rows.append(logits[0])
-    return np.concatenate(rows)
+    return _in_parts(decoder, sequence.ids, [sequence.prefill, *[1] * (sequence.stop - sequence.prefill)])
 
 
-def padded_batch(decoder: Decoder, rows: tuple[Sequence, ...]) -> tuple[Answer, ...]:
+def in_chunks(decoder: Decoder, ids: tuple[int, ...]) -> Answer:
+    """The whole sequence in a few calls of several tokens."""
+    return _in_parts(decoder, ids, chunks(len(ids)))
+
+
+def _in_parts(decoder: Decoder, ids: tuple[int, ...], sizes: "list[int] | tuple[int, ...]") -> Answer:
+    row, start, state = np.array([ids], np.int64), 0, None
+    parts: list[Answer] = []
+    for size in sizes:
+        logits, state = decoder.forward(row[:, start : start + size], state)
+        parts.append(logits[0])
+        start += size
+    return np.concatenate(parts)
+
+
+def padded_left(decoder: Decoder, rows: tuple[Sequence, ...]) -> tuple[Answer, ...]:
     """The rows as one batch, padded on the left: all but four tokens at once, then a step each."""
     width = max(len(row.ids) for row in rows)
     ids, mask = np.zeros((len(rows), width), np.int64), np.zeros((len(rows), width), np.int64)
@@ -61,8 +78,55 @@ def padded_batch(decoder: Decoder, rows: tuple[Sequence, ...]) -> tuple[Answer, 
     return tuple(whole[index, width - len(row.ids) :] for index, row in enumerate(rows))
 
 
-def changed_last_token(decoder: Decoder, sequence: Sequence) -> tuple[Answer, Answer]:
-    """The logits before the last token, as it is and with another one in its place."""
-    last = sequence.ids[-1]
-    other = (*sequence.ids[:-1], last - 1 if last else 1)
-    return one_pass(decoder, sequence.ids)[:-1], one_pass(decoder, other)[:-1]
+def padded_right(decoder: Decoder, rows: tuple[Sequence, ...]) -> tuple[Answer, ...]:
+    """The rows as one batch, padded on the right, in one call: what follows padding is no sequence any more."""
+    width = max(len(row.ids) for row in rows)
+    ids, mask = np.zeros((len(rows), width), np.int64), np.zeros((len(rows), width), np.int64)
+    for index, row in enumerate(rows):
+        ids[index, : len(row.ids)], mask[index, : len(row.ids)] = row.ids, 1
+    logits, _ = decoder.forward(ids, None, mask)
+    return tuple(logits[index, : len(row.ids)] for index, row in enumerate(rows))
+
+
+def changed_tokens(decoder: Decoder, sequence: Sequence) -> tuple[Answer, ...]:
+    """The logits as they are, and those before each token that is changed."""
+    answers = [one_pass(decoder, sequence.ids)]
+    for position in changed_positions(len(sequence.ids)):
+        token = sequence.ids[position]
+        other = (*sequence.ids[:position], token - 1 if token else 1, *sequence.ids[position + 1 :])
+        answers.append(one_pass(decoder, other)[:position])
+    return tuple(answers)
+
+
+def kept(decoder: Decoder, ids: tuple[int, ...], shapes: tuple[tuple[int, int, int], ...]) -> tuple[Answer, ...]:
+    """Keys and values ``[kv_heads, tokens, head_dim]`` after a prefill, in turn, the last ``tokens`` of each.
+
+    Args:
+        decoder: the package.
+        ids: what is fed.
+        shapes: of the reference's.
+
+    Raises:
+        Invalid: ``cache-elsewhere``: the runtime does not show them, or not in this layout.
+    """
+    _, state = decoder.forward(np.array([ids], np.int64))
+    tensors: tuple[Any, ...] = getattr(state, "caches", ())
+    if not tensors:
+        raise Invalid("cache-elsewhere", f"{decoder.runtime} does not show the package's caches")
+    if len(tensors) != len(shapes):
+        raise _elsewhere(f"{len(tensors)} tensors beside transformers' {len(shapes)}")
+    found: list[Answer] = []
+    for tensor, (heads, tokens, width) in zip(tensors, shapes, strict=True):
+        if (kind := tensor.data_type()) not in ("tensor(float)", "tensor(float16)"):
+            raise _elsewhere(f"{kind} has no counterpart in numpy")
+        array = np.asarray(tensor.numpy(), np.float32)
+        if array.ndim != 4 or array.shape[:2] != (1, heads) or array.shape[3] != width:
+            raise _elsewhere(f"{list(array.shape)} beside transformers' {[1, heads, tokens, width]}")
+        if not tokens <= array.shape[2] <= len(ids):
+            raise _elsewhere(f"room for {array.shape[2]} tokens beside transformers' {tokens}")
+        found.append(array[0, :, array.shape[2] - tokens :])
+    return tuple(found)
+
+
+def _elsewhere(what: str) -> Invalid:
+    return Invalid("cache-elsewhere", f"the package's caches cannot be laid beside transformers': {what}")

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from paritas.errors import Exit
 from paritas.verify.verdict import EXITS, Verdict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE = "evidence/evidence.json"
 Severity = Literal["error", "warning", "note"]
 
@@ -75,6 +75,7 @@ class Settings(Record):
     seed: int | None = Field(description="of random ids; None if a tokenizer gave them")
     ids: str = Field(description="where the token ids come from")
     refused: dict[str, str] = Field(description="variants that the reference cannot do, and why")
+    remembered: bool = Field(default=False, description="whether its answers come out of the cache")
 
 
 class VariantRecord(Record):
@@ -138,6 +139,14 @@ class ProbeRecord(Record):
     seconds: Compact = 0.0
 
 
+class PowerRecord(Record):
+    """What a fault in the reference itself would have shown."""
+
+    fault: str
+    probe: str
+    floors: Compact
+
+
 class Finding(Record):
     """One fact about the package."""
 
@@ -150,7 +159,7 @@ class Finding(Record):
 class Evidence(Record):
     """A whole verification."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     created: str = Field(description="UTC, ISO 8601")
     paritas: str
     environment: Environment
@@ -161,6 +170,8 @@ class Evidence(Record):
     probes: tuple[ProbeRecord, ...]
     findings: tuple[Finding, ...]
     signatures: dict[str, str] = Field(description="runtime -> what the first bad position points to")
+    power: tuple[PowerRecord, ...] = Field(description="faults that were put into the reference, in floors")
+    blind: tuple[str, ...] = Field(description="where no probe looked")
     verdict: Verdict
     worst_floors: Compact | None = Field(description="over all probes; None if nothing was measured")
 

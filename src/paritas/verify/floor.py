@@ -38,6 +38,10 @@ USUAL = 0.9
 """The quantile of ``own`` over the run below which no floor lies."""
 
 FP64, SDPA, STEPS = "fp64 eager, one pass", "fp32 SDPA, one pass", "fp32 eager, step by step"
+NUDGED = tuple(f"fp32 eager, one pass, weights a last bit off ({number})" for number in (1, 2))
+
+STRANGE = 1000.0
+"""A variant that is so many times further off than all others is another computation."""
 
 
 @dataclass
@@ -83,13 +87,33 @@ class Noise:
     @property
     def own(self) -> NDArray[np.float64]:
         """``[positions]``, from this position's variants alone."""
-        return np.fmax.reduce([self.spacing, *self.variants.values()])
+        return self.without("")
+
+    def without(self, variant: str) -> NDArray[np.float64]:
+        """As :attr:`own`, had this variant not been asked."""
+        return np.fmax.reduce([self.spacing, *(each for name, each in self.variants.items() if name != variant)])
 
 
 def floors(noise: Mapping[str, Noise]) -> dict[str, NDArray[np.float64]]:
     """The floor of each sequence, ``[positions]``; see the top of this file."""
     usual = usual_floor([each.own for each in noise.values()])
     return {name: np.maximum(each.own, usual) for name, each in noise.items()}
+
+
+def strangers(noise: Mapping[str, Noise]) -> dict[str, str]:
+    """The variants that are beyond rounding, each with the fact: as part of a floor they would excuse any fault.
+
+    transformers 5.24 decodes a window of one token like this: its cache keeps everything, and logits are 2.9 off.
+    """
+    found: dict[str, str] = {}
+    for variant in sorted({name for each in noise.values() for name in each.variants}):
+        usual = usual_floor([each.without(variant) for each in noise.values()])
+        asked = [each for each in noise.values() if variant in each.variants]
+        ratios = [np.nanmax(each.variants[variant] / np.maximum(each.without(variant), usual)) for each in asked]
+        if max(ratios) > STRANGE:
+            most = max(float(np.nanmax(each.variants[variant])) for each in asked)
+            found[variant] = f"{most:.2g} from the reference, {max(ratios):,.0f} times what the others are: no rounding"
+    return found
 
 
 def usual_floor(own: Sequence[NDArray[np.float64]]) -> float:

@@ -7,49 +7,70 @@ import numpy as np
 
 from paritas.errors import Invalid
 from paritas.runtime.decoder import Decoder
-from paritas.verify.asking import Answer, ask
+from paritas.verify.asking import Answer, ask, kept
+from paritas.verify.caches import rows
 from paritas.verify.compare import Comparison, check_shape, compare
 from paritas.verify.evidence import Differences, Finding, ProbeRecord, TokenCount, Where
-from paritas.verify.probes import Manner, Probe
+from paritas.verify.probes import OPTIONAL, Manner, Probe
 from paritas.verify.truth import Truth, Truths
 from paritas.verify.verdict import PROVEN_FLOORS, Place, Verdict, judge, signature
 
-CANNOT = frozenset({"graph-no-mask", "graph-no-cache", "genai-batch", "genai-context"})
+CANNOT = frozenset({"graph-no-mask", "graph-no-cache", "genai-batch", "genai-context", "cache-elsewhere", "graph-batch", "graph-room"})
 """Refusals that say what a package or runtime is not made for: not tested, rather than invalid."""
 
+Judged = tuple[ProbeRecord, tuple[Finding, ...]]
 
-def probe_record(decoder: Decoder, probe: Probe, truths: Truths) -> tuple[ProbeRecord, tuple[Finding, ...]]:
+
+def probe_record(decoder: Decoder, probe: Probe, truths: Truths) -> Judged:
     """Put one probe to one runtime and judge the answer."""
     if probe.obstacle is not None:
         return not_tested(probe, decoder.runtime, probe.obstacle)
     started = time.perf_counter()
     asked = [truths.by_name[name] for name in probe.sequences]
     try:
-        comparisons = _compared(probe, asked, ask(decoder, probe, tuple(truth.sequence for truth in asked)))
+        if probe.manner is Manner.CACHE:
+            comparisons = _kept(decoder, truths, asked[0])
+        else:
+            comparisons = _compared(probe, asked, ask(decoder, probe, tuple(truth.sequence for truth in asked)))
     except Invalid as error:
-        if error.code in CANNOT:
+        if error.code in CANNOT or (probe.manner in OPTIONAL and error.code == "runtime-failed"):
             return not_tested(probe, decoder.runtime, error.fact)
         return invalid(probe, decoder.runtime, error)
     return _record(probe, decoder.runtime, comparisons, time.perf_counter() - started)
 
 
-def not_tested(probe: Probe, runtime: str, reason: str) -> tuple[ProbeRecord, tuple[Finding, ...]]:
+def not_tested(probe: Probe, runtime: str, reason: str) -> Judged:
     """The record of a probe that could not be put."""
     finding = Finding(code="probe-not-tested", severity="note", where=f"{probe.id}, {runtime}", message=reason)
     return _bare(probe, runtime, Verdict.NOT_TESTED, reason), (finding,)
 
 
-def invalid(probe: Probe, runtime: str, error: Invalid) -> tuple[ProbeRecord, tuple[Finding, ...]]:
+def invalid(probe: Probe, runtime: str, error: Invalid) -> Judged:
     """The record of a probe whose answer cannot be compared."""
     finding = Finding(code=error.code, severity="error", where=f"{probe.id}, {runtime}", message=error.fact)
     return _bare(probe, runtime, Verdict.INVALID, error.fact), (finding,)
 
 
-def runtime_signature(records: Several[ProbeRecord], windows: Several[int]) -> str | None:
+def settled(judged: Several[Judged], probes: Several[Probe]) -> list[Judged]:
+    """The caches judged beside everything else that one runtime answered.
+
+    What a package keeps is its own affair: other keys and values with the right logits are another layout.
+    """
+    others = [record for (record, _), probe in zip(judged, probes, strict=True) if probe.manner is not Manner.CACHE]
+    if any(record.first_bad is not None for record in others):
+        return list(judged)
+    reason = "keys or values are not transformers', and all logits are: the package lays its caches out otherwise"
+    return [
+        not_tested(probe, each[0].runtime, reason) if probe.manner is Manner.CACHE and each[0].first_bad else each
+        for each, probe in zip(judged, probes, strict=True)
+    ]
+
+
+def runtime_signature(records: Several[ProbeRecord], windows: Several[int], switches: Several[int]) -> str | None:
     """What the first bad positions of one runtime's probes point to."""
     judged = (record for record in records if record.worst_floors is not None)
     places = [Place(r.id, None if r.first_bad is None else r.first_bad.position) for r in judged]
-    return signature(places, windows)
+    return signature(places, windows, switches)
 
 
 def _bare(probe: Probe, runtime: str, verdict: Verdict, reason: str) -> ProbeRecord:
@@ -57,13 +78,23 @@ def _bare(probe: Probe, runtime: str, verdict: Verdict, reason: str) -> ProbeRec
 
 
 def _compared(probe: Probe, asked: Several[Truth], answers: Several[Answer]) -> list[Comparison]:
-    if probe.manner is Manner.CHANGED_LAST_TOKEN:
-        whole, changed = answers
+    if probe.manner is Manner.CHANGED_TOKENS:
+        truth, (whole, *changed) = asked[0], answers
         if not np.isfinite(whole).all():
             raise Invalid("logits-not-finite", "NaN or Inf before anything is changed: no move can be seen")
-        check_shape(asked[0].logits[:-1].shape, whole.shape)  # both could be alike in another vocabulary
-        return [compare(asked[0].sequence.name, whole, changed, asked[0].floors[: len(whole)])]
+        check_shape(truth.logits.shape, whole.shape)  # both could be alike in another vocabulary
+        return [compare(truth.sequence.name, whole[: len(c)], c, truth.floors[: len(c)]) for c in changed]
     return [_beside(truth, answer, probe.manner) for truth, answer in zip(asked, answers, strict=True)]
+
+
+def _kept(decoder: Decoder, truths: Truths, asked: Truth) -> list[Comparison]:
+    """A comparison for the keys and one for the values of each layer."""
+    shapes = tuple((each.values.shape[0], each.values.shape[1], each.values.shape[2]) for each in truths.kept)
+    found = kept(decoder, asked.sequence.ids, shapes)
+    return [
+        compare(want.name, rows(want.values), rows(got), want.floors)
+        for want, got in zip(truths.kept, found, strict=True)
+    ]
 
 
 def _beside(truth: Truth, answer: Answer, manner: Manner) -> Comparison:
@@ -79,13 +110,11 @@ def _beside(truth: Truth, answer: Answer, manner: Manner) -> Comparison:
     )
 
 
-def _record(
-    probe: Probe, runtime: str, comparisons: list[Comparison], seconds: float
-) -> tuple[ProbeRecord, tuple[Finding, ...]]:
+def _record(probe: Probe, runtime: str, comparisons: list[Comparison], seconds: float) -> Judged:
     worst = max(comparisons, key=lambda c: float(c.ratios.max()))
     floors = float(worst.ratios.max())
     bad = [c for c in comparisons if c.first_bad is not None]
-    first = min(bad, key=lambda c: c.first_bad or 0) if bad else None
+    first = None if not bad else bad[0] if probe.manner is Manner.CACHE else min(bad, key=lambda c: c.first_bad or 0)
     record = ProbeRecord(
         id=probe.id,
         runtime=runtime,
@@ -102,7 +131,7 @@ def _record(
         ),
         seconds=seconds,
     )
-    return record, _findings(record, comparisons)
+    return record, _findings(record, comparisons, probe.manner)
 
 
 def _where(comparison: Comparison, position: int) -> Where:
@@ -120,7 +149,7 @@ def _tokens(comparisons: list[Comparison]) -> TokenCount | None:
     )
 
 
-def _findings(record: ProbeRecord, comparisons: list[Comparison]) -> tuple[Finding, ...]:
+def _findings(record: ProbeRecord, comparisons: list[Comparison], manner: Manner) -> tuple[Finding, ...]:
     lost = [c for c in comparisons if c.first_nonfinite is not None]
     place, first = f"{record.id}, {record.runtime}", record.first_bad
     if lost:
@@ -133,6 +162,8 @@ def _findings(record: ProbeRecord, comparisons: list[Comparison]) -> tuple[Findi
         f"{record.difference:.2g} from the reference, {record.worst_floors:,.0f} times its own noise of "
         f"{record.floor:.1g} (up to {PROVEN_FLOORS:.0f} is rounding); {at}"
     )
+    if manner is Manner.CACHE:
+        return (Finding(code="cache-diverges", severity="error", where=place, message=message),)
     code, severity = (
         ("logits-diverge", "error") if record.verdict is Verdict.DIVERGES else ("logits-unexplained", "warning")
     )

@@ -7,6 +7,7 @@ neither ``rope_freqs`` (Llama 3.x) nor RoPE scaling (Gemma 3 4B and up) nor bias
 
 import functools
 import importlib
+import importlib.util
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -16,6 +17,23 @@ from paritas.checkpoint import Checkpoint
 from paritas.errors import Invalid, ParitasError
 
 _NEEDS = "pip install 'paritas[verify]'"
+
+
+def check_installed() -> None:
+    """Look for torch and transformers without importing them, which takes seconds.
+
+    Raises:
+        ParitasError: ``verify-needs-torch``.
+    """
+    for module in ("torch", "transformers"):
+        try:
+            found = importlib.util.find_spec(module) is not None
+        except (ImportError, ValueError):
+            found = False
+        if not found:
+            raise ParitasError(
+                "verify-needs-torch", f"the reference is transformers, which needs torch: no {module}", hint=_NEEDS
+            )
 
 
 def require_torch() -> tuple[Any, Any]:
@@ -100,7 +118,8 @@ def _of_gguf(checkpoint: Checkpoint, torch: Any, transformers: Any) -> tuple[Any
 def _load_errors() -> tuple[type[Exception], ...]:
     """What transformers raises for a checkpoint that is not whole or not known."""
     broken: type[Exception] = importlib.import_module("safetensors").SafetensorError
-    return (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, broken)
+    config: type[Exception] = importlib.import_module("huggingface_hub.errors").StrictDataclassError
+    return (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError, broken, config)
 
 
 def _check_complete(info: dict[str, Any], place: str) -> None:
@@ -154,4 +173,5 @@ def quiet() -> Generator[None]:
 def first_line(error: BaseException) -> str:
     """What an error says first, or what it is."""
     lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    told = lines[:2] if lines and lines[0].endswith(":") else lines[:1]
+    return " ".join(line.strip() for line in told)[:200] or type(error).__name__

@@ -10,8 +10,8 @@ from pathlib import Path
 from paritas.checkpoint import Checkpoint
 from paritas.runtime.package import Package
 from paritas.verify.evidence import CheckpointRecord, Environment, FileRecord
+from paritas.verify.store import file_sha256
 
-_CHUNK = 1 << 22
 _OWN = ("evidence",)  # what we write ourselves is not part of what was verified
 
 
@@ -35,12 +35,17 @@ def environment() -> Environment:
 
 def checkpoint_record(checkpoint: Checkpoint, class_name: str) -> CheckpointRecord:
     """The checkpoint's name and one hash over what its numbers come from."""
+    return CheckpointRecord(name=checkpoint.name, reference=class_name, sha256=checkpoint_sha256(checkpoint))
+
+
+def checkpoint_sha256(checkpoint: Checkpoint) -> str:
+    """One hash over the names and contents of config.json and the tensor files."""
     path = checkpoint.path
     files = [path] if path.is_file() else [path / "config.json", *sorted(path.glob("*.safetensors"))]
     whole = hashlib.sha256()
     for file in files:
-        whole.update(f"{file.name}\0{_sha256(file)}\n".encode())
-    return CheckpointRecord(name=checkpoint.name, reference=class_name, sha256=whole.hexdigest())
+        whole.update(f"{file.name}\0{file_sha256(file)}\n".encode())
+    return whole.hexdigest()
 
 
 def package_records(package: Package) -> tuple[FileRecord, ...]:
@@ -48,7 +53,7 @@ def package_records(package: Package) -> tuple[FileRecord, ...]:
     alone = package.genai_config is None
     files: Iterable[Path] = (package.model, *package.data) if alone else package.folder.rglob("*")
     return tuple(
-        FileRecord(name=name, sha256=_sha256(file))
+        FileRecord(name=name, sha256=file_sha256(file))
         for name, file in sorted((file.relative_to(package.folder).as_posix(), file) for file in files)
         if file.is_file() and name.split("/")[0] not in _OWN
     )
@@ -64,14 +69,6 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _cpu() -> str:

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from paritas.checkpoint import Checkpoint
 from paritas.errors import Invalid
+from paritas.verify.breaking import Fault, faults
 from paritas.verify.loading import first_line, load_reference, quiet, require_torch
+
+_PART = 1 << 22  # weights that are nudged at a time
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,16 @@ class Facts:
         positions: the longest sequence it was made for; None if the configuration does not say.
         windows: its sliding windows in tokens, ascending; empty if every layer sees everything.
         eos: tokens that end a text.
+        switches: lengths beyond which RoPE rotates otherwise, ascending.
+        parameters: how many weights it has.
     """
 
     vocab: int
     positions: int | None
     windows: tuple[int, ...]
     eos: frozenset[int]
+    switches: tuple[int, ...] = ()
+    parameters: int = 0
 
 
 class Reference:
@@ -83,6 +90,25 @@ class Reference:
             tokens.append(int(logits[0, -1].argmax()))
         return tuple(tokens), np.concatenate(rows)
 
+    def keys_values(self, ids: Sequence[int]) -> tuple[NDArray[np.floating[Any]], ...]:
+        """Keys and values ``[kv_heads, tokens, head_dim]`` after a prefill, in turn, of each layer that keeps any.
+
+        A layer with a window keeps the last tokens alone.
+
+        Raises:
+            Invalid: ``reference-refused``: the class keeps something else.
+        """
+        _, cache = self._call([list(ids)], None, keep=True)
+        layers: list[Any] = list(getattr(cache, "layers", ()))
+        halves = [getattr(layer, half, None) for layer in layers for half in ("keys", "values")]
+        if not halves or any(half is None for half in halves):
+            raise Invalid("reference-refused", f"{self.class_name} keeps something else than keys and values")
+        return tuple(half[0].numpy() for half in halves if half is not None)
+
+    def faults(self, used: frozenset[int]) -> tuple[Fault, ...]:
+        """Faults that this model can have; ``used`` are the token ids that are fed."""
+        return faults(self._model, used)
+
     @contextmanager
     def sdpa(self) -> Generator[None]:
         """Within, attention is torch's scaled_dot_product_attention.
@@ -103,6 +129,15 @@ class Reference:
         """From now on it computes in fp64 (as far as transformers does: norms and softmax stay fp32)."""
         self._model = self._model.double()
 
+    def nudge(self, seed: int) -> None:
+        """From now on it computes in fp32, with every weight a last bit greater, a last bit smaller, or as it was."""
+        self._model = self._model.float()
+        generator = self._torch.Generator().manual_seed(seed)
+        for parameter in self._model.parameters():
+            for part in parameter.data.view(-1).split(_PART):
+                way = self._torch.randint(-1, 2, part.shape, generator=generator)
+                part.copy_(self._torch.nextafter(part, part * (1 + way / 2)))
+
     def _call(self, ids: list[list[int]], cache: Any, keep: bool = False) -> tuple[NDArray[Any], Any]:
         arguments = {"input_ids": self._torch.tensor(ids), "use_cache": keep}
         if keep:
@@ -116,12 +151,40 @@ def _facts(model: Any) -> Facts:
     config = model.config.get_text_config()
     eos = model.generation_config.eos_token_id if model.generation_config is not None else None
     eos = config.eos_token_id if eos is None else eos
+    ropes = _ropes(config)
     return Facts(
         vocab=int(config.vocab_size),
-        positions=getattr(config, "max_position_embeddings", None),
+        positions=_positions(config, ropes),
         windows=_windows(config),
         eos=frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos),
+        switches=_switches(config, ropes),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The parameters of every RoPE: one for all layers, or one for each kind of layer."""
+    given: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    each: list[Any] = [given] if "rope_type" in given else list(given.values())
+    return [rope for rope in each if isinstance(rope, dict)]
+
+
+def _positions(config: Any, ropes: list[dict[str, Any]]) -> int | None:
+    """The longest sequence; dynamic scaling is made to go beyond what the configuration names."""
+    named = getattr(config, "max_position_embeddings", None)
+    factors = [rope.get("factor") or 1.0 for rope in ropes if rope.get("rope_type") == "dynamic"]
+    return named if named is None or not factors else int(named * max(factors))
+
+
+def _switches(config: Any, ropes: list[dict[str, Any]]) -> tuple[int, ...]:
+    named = getattr(config, "max_position_embeddings", None)
+    lengths: set[int] = set()
+    for rope in ropes:
+        original = rope.get("original_max_position_embeddings") or named
+        length = {"longrope": original, "dynamic": named}.get(rope.get("rope_type", ""))
+        if isinstance(length, int):
+            lengths.add(length)
+    return tuple(sorted(lengths))
 
 
 def _windows(config: Any) -> tuple[int, ...]:

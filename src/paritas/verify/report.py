@@ -47,13 +47,14 @@ def _table(evidence: Evidence) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("worst at", no_wrap=True)
     for record in evidence.probes:
-        table.add_row(*_row(record))
+        if record.verdict is not Verdict.NOT_TESTED:  # its reason is told below
+            table.add_row(*_row(record))
     return table
 
 
 def _row(record: ProbeRecord) -> Iterator[RenderableType]:
     yield record.id
-    yield record.runtime.removeprefix("onnxruntime-") if record.runtime != "onnxruntime" else "ort"
+    yield _runtime(record.runtime)
     yield Text(record.verdict.value, style=_COLOURS[record.verdict])
     if record.worst_floors is None or record.difference is None or record.floor is None:
         yield from ("", "", "", "", "")
@@ -64,6 +65,10 @@ def _row(record: ProbeRecord) -> Iterator[RenderableType]:
     yield _tokens(record)
     where = record.where
     yield "" if where is None else f"{where.sequence}[{where.position}]"
+
+
+def _runtime(name: str) -> str:
+    return "ort" if name == "onnxruntime" else name.removeprefix("onnxruntime-")
 
 
 def _tokens(record: ProbeRecord) -> str:
@@ -77,11 +82,30 @@ def _tokens(record: ProbeRecord) -> str:
 
 def _notes(evidence: Evidence) -> Iterator[Text]:
     for runtime, text in evidence.signatures.items():
-        yield Text.assemble((f"{runtime}: ", "bold"), text)
+        yield Text.assemble((f"{_runtime(runtime)}: ", "bold"), text)
     for finding in evidence.findings:
         yield _finding(finding)
+    for label, text in _power(evidence):
+        yield Text.assemble((f"{label}: ", "dim"), (text, "dim"))
+    if evidence.blind:
+        yield Text.assemble(("not looked at: ", "dim"), ("; ".join(evidence.blind), "dim"))
     for variant, reason in evidence.settings.refused.items():
         yield Text.assemble(("floor without ", "dim"), (f"{variant}: {reason}", "dim"))
+
+
+def _power(evidence: Evidence) -> Iterator[tuple[str, str]]:
+    """The faults that the best probe would hardly have shown, and those that none would have."""
+    most: dict[str, float] = {}
+    for record in evidence.power:
+        most[record.fault] = max(record.floors, most.get(record.fault, 0.0))
+    faintest = sorted(most.items(), key=lambda fault: fault[1])
+    shown = [f"{fault} ({_floors(floors)} floors)" for fault, floors in faintest if floors > PROVEN_FLOORS]
+    passed = [f"{fault} ({_floors(floors)} floors)" for fault, floors in faintest if floors <= PROVEN_FLOORS]
+    if shown:
+        more = f", and {len(shown) - 3} more" if len(shown) > 3 else ""
+        yield "would have shown, the faintest first", ", ".join(shown[:3]) + more
+    if passed:
+        yield "would not have shown", ", ".join(passed)
 
 
 def _finding(finding: Finding) -> Text:
@@ -91,12 +115,15 @@ def _finding(finding: Finding) -> Text:
 
 
 def _places(where: str) -> str:
-    """``short, r; long, r`` -> ``r: short, long`` as far as one runtime is meant."""
-    pairs = [place.split(", ", 1) for place in where.split("; ")]
-    runtimes = {runtime for _, runtime in pairs}
-    if len(pairs) == 1 or len(runtimes) > 1:
-        return where
-    return f"{runtimes.pop()} ({', '.join(probe for probe, _ in pairs)})"
+    """``short, r; long, r; short, s`` -> ``short, long (r); short (s)``, and the same probes in two runtimes once."""
+    probes: dict[str, list[str]] = {}
+    for place in where.split("; "):
+        probe, _, runtime = place.partition(", ")
+        probes.setdefault(runtime, []).append(probe)
+    runtimes: dict[str, list[str]] = {}
+    for runtime, asked in probes.items():
+        runtimes.setdefault(", ".join(asked), []).append(_runtime(runtime))
+    return "; ".join(f"{asked} ({', '.join(names)})" if any(names) else asked for asked, names in runtimes.items())
 
 
 def _floors(value: float) -> str:

@@ -16,24 +16,32 @@ from paritas.verify import judging, provenance
 from paritas.verify.evidence import (
     Evidence,
     Finding,
+    PowerRecord,
     ProbeRecord,
     SequenceRecord,
     Settings,
     Severity,
     VariantRecord,
 )
+from paritas.verify.loading import check_installed
+from paritas.verify.memory import recall_truths
+from paritas.verify.power import blind_spots
 from paritas.verify.probes import Manner, Probe
-from paritas.verify.reference import require_torch
 from paritas.verify.truth import Truth, Truths, find_truths
 from paritas.verify.verdict import combine
 
 RUNTIMES = ("onnxruntime", "onnxruntime-genai")
 _ABSENT = frozenset({"genai-missing", "genai-config-missing"})
-_Judged = tuple[ProbeRecord, tuple[Finding, ...]]
 
 
 def verify(
-    package: Path, against: Path, *, runtimes: Sequence[str] = RUNTIMES, progress: Progress = silent
+    package: Path,
+    against: Path,
+    *,
+    runtimes: Sequence[str] = RUNTIMES,
+    progress: Progress = silent,
+    cache: bool = True,
+    power: bool = True,
 ) -> Evidence:
     """Hold ``package`` against the checkpoint ``against``.
 
@@ -42,6 +50,8 @@ def verify(
         against: the checkpoint's folder or GGUF file.
         runtimes: of :data:`RUNTIMES`, those to ask.
         progress: called as work goes on.
+        cache: whether the reference's answers are kept, and taken from where they were kept.
+        power: whether to measure what faults would have shown.
 
     Returns:
         The evidence, whatever the verdict; a package that cannot be run is ``invalid`` in it.
@@ -53,9 +63,11 @@ def verify(
             ``reference-not-finite``, ``tokenizer-broken``, ``tokenizer-beyond-vocabulary``.
     """
     _check(runtimes)
-    require_torch()
+    check_installed()
     opened = open_package(package)
-    return judge(opened, find_truths(open_checkpoint(against), progress), runtimes, progress)
+    ask = recall_truths if cache else find_truths
+    truths = ask(open_checkpoint(against), progress, opened.context, power=power)
+    return judge(opened, truths, runtimes, progress)
 
 
 def judge(
@@ -86,14 +98,12 @@ def _with_padding_obstacle(probes: tuple[Probe, ...], package: Package) -> tuple
         obstacle = left_padding_obstacle(package.model)
     except Invalid:
         return probes  # no decoder at all: opening the session says so, for every probe
-    return tuple(
-        replace(probe, obstacle=obstacle) if probe.manner is Manner.PADDED_BATCH else probe for probe in probes
-    )
+    return tuple(replace(probe, obstacle=obstacle) if probe.manner is Manner.PADDED_LEFT else probe for probe in probes)
 
 
 def _ask_all(
     runtime: str, package: Package, probes: tuple[Probe, ...], truths: Truths, progress: Progress
-) -> list[_Judged]:
+) -> list[judging.Judged]:
     """Every probe in one runtime, which is loaded for it and let go."""
     progress(f"loading {runtime}", 0, len(probes))
     longest = max(len(truth.sequence.ids) for truth in truths.by_name.values())
@@ -106,11 +116,11 @@ def _ask_all(
             return [judging.not_tested(probe, runtime, error.fact) for probe in probes]
         broken = Invalid(error.code, error.fact, place=error.place, hint=error.hint)
         return [judging.invalid(probe, runtime, broken) for probe in probes]
-    judged: list[_Judged] = []
+    judged: list[judging.Judged] = []
     for done, probe in enumerate(probes):
         progress(f"{runtime}: {probe.id}", done, len(probes))
         judged.append(judging.probe_record(decoder, probe, truths))
-    return judged
+    return judging.settled(judged, probes)
 
 
 def _open_raw(package: Package, longest: int) -> Decoder:
@@ -136,11 +146,12 @@ _OPEN: Mapping[str, Callable[[Package, int], Decoder]] = {
 }
 
 
-def _evidence(package: Package, truths: Truths, judged: Mapping[str, list[_Judged]]) -> Evidence:
+def _evidence(package: Package, truths: Truths, judged: Mapping[str, list[judging.Judged]]) -> Evidence:
     records = {runtime: [record for record, _ in each] for runtime, each in judged.items()}
     every = [record for each in records.values() for record in each]
     worst = [record.worst_floors for record in every if record.worst_floors is not None]
-    signatures = {runtime: judging.runtime_signature(each, truths.facts.windows) for runtime, each in records.items()}
+    facts = truths.facts
+    signatures = {r: judging.runtime_signature(each, facts.windows, facts.switches) for r, each in records.items()}
     return Evidence(
         created=provenance.now(),
         paritas=provenance.version("paritas"),
@@ -148,17 +159,35 @@ def _evidence(package: Package, truths: Truths, judged: Mapping[str, list[_Judge
         checkpoint=truths.checkpoint,
         package=provenance.package_records(package),
         settings=Settings(
-            seed=truths.source.seed,
-            ids=truths.source.origin,
+            seed=truths.ids.seed,
+            ids=truths.ids.origin,
+            remembered=truths.ids.remembered,
             refused=dict(truths.refused),
         ),
         sequences=tuple(_sequence_record(truth) for truth in truths.by_name.values()),
         probes=tuple(every),
-        findings=_merged([*_unused(truths), *(f for each in judged.values() for _, found in each for f in found)]),
+        findings=_merged(
+            [
+                *_unused(truths),
+                *_shorter(package, truths),
+                *(f for each in judged.values() for _, found in each for f in found),
+            ]
+        ),
         signatures={runtime: text for runtime, text in signatures.items() if text is not None},
+        power=tuple(PowerRecord(fault=s.fault, probe=s.probe, floors=s.floors) for s in truths.power),
+        blind=_blind(truths, every),
         verdict=combine(record.verdict for record in every),
         worst_floors=max(worst) if worst else None,
     )
+
+
+def _blind(truths: Truths, records: Sequence[ProbeRecord]) -> tuple[str, ...]:
+    lengths = {name: len(truth.sequence.ids) for name, truth in truths.by_name.items()}
+    asked = {probe.id: max((lengths.get(name, 0) for name in probe.sequences), default=0) for probe in truths.probes}
+    answered = {record.id for record in records if record.worst_floors is not None}
+    tested = {probe: length for probe, length in asked.items() if probe in answered}
+    untested = {record.id: record.boundary for record in records if record.id not in answered}
+    return blind_spots(truths.facts, tested, untested)
 
 
 def _unused(truths: Truths) -> tuple[Finding, ...]:
@@ -167,6 +196,15 @@ def _unused(truths: Truths) -> tuple[Finding, ...]:
         return ()
     message = f"transformers does not use {len(truths.unused)} tensors of the checkpoint: {truths.unused[0]}, ..."
     return (Finding(code="reference-unused", severity="note", where=truths.checkpoint.name, message=message),)
+
+
+def _shorter(package: Package, truths: Truths) -> tuple[Finding, ...]:
+    """A note of a package that covers fewer positions than its checkpoint."""
+    whole = truths.facts.positions
+    if package.context is None or whole is None or package.context >= whole:
+        return ()
+    message = f"the package covers {package.context:,} of the checkpoint's {whole:,} positions; no more were asked for"
+    return (Finding(code="package-context", severity="note", where=package.folder.name, message=message),)
 
 
 def _sequence_record(truth: Truth) -> SequenceRecord:

@@ -93,7 +93,8 @@ class TokenizerIds:
         return self._plain(text)[skip : skip + length]
 
     def _plain(self, text: str) -> tuple[int, ...]:
-        ids: list[int] = list(self._tokenizer(text, add_special_tokens=True)["input_ids"])
+        with quiet():  # it warns of a text beyond its model_max_length, of which we take a part
+            ids: list[int] = list(self._tokenizer(text, add_special_tokens=True)["input_ids"])
         first = self._tokenizer.bos_token_id
         if first is not None and ids[:1] != [first]:
             ids.insert(0, first)

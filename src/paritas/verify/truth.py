@@ -1,8 +1,9 @@
 """Runs the reference once over all sequences: its logits, and the floor of every position."""
 
 import gc
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +11,16 @@ from numpy.typing import NDArray
 from paritas.checkpoint import Checkpoint
 from paritas.errors import Invalid
 from paritas.progress import Progress, silent
+from paritas.verify.caches import Kept, KeptNoise
 from paritas.verify.compare import Logits
 from paritas.verify.evidence import CheckpointRecord
-from paritas.verify.floor import FP64, SDPA, STEPS, Noise, floors
-from paritas.verify.probes import NEW_TOKENS, Plan, Probe, Sequence, make_plan
+from paritas.verify.floor import FP64, NUDGED, SDPA, STEPS, Noise, floors, strangers
+from paritas.verify.planning import NEW_TOKENS, Plan, crosses, make_plan
+from paritas.verify.power import Power, Sight
+from paritas.verify.probes import Manner, Probe, Sequence
 from paritas.verify.provenance import checkpoint_record
 from paritas.verify.reference import Facts, Reference
-from paritas.verify.text import Source, ids_source
+from paritas.verify.text import ids_source
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Truth:
     """What the reference says of one sequence.
 
     Attributes:
-        logits: ``[positions, vocab]``, fp32, eager, one pass.
+        logits: ``[positions, vocab]``, fp32, eager, one pass (step by step if the sequence says so).
         floors: ``[positions]``.
         variants: name -> differences ``[positions]``, NaN where the variant does not reach.
     """
@@ -36,30 +40,57 @@ class Truth:
 
 
 @dataclass(frozen=True)
+class Ids:
+    """Where the token ids come from.
+
+    Attributes:
+        origin: in words.
+        seed: of random ids; None if they are text.
+        remembered: whether all of this comes out of the cache.
+    """
+
+    origin: str
+    seed: int | None
+    remembered: bool = False
+
+
+@dataclass(frozen=True)
 class Truths:
     """What the reference says of a checkpoint: all that a package is held against.
 
     Attributes:
         checkpoint: its name and hash, and transformers' class.
         facts: what the reference's configuration says.
-        source: where the token ids come from.
+        ids: where the token ids come from.
         probes: what to ask a package.
         by_name: a truth for each sequence.
         refused: variant -> why the reference cannot be asked that way.
         unused: tensors of the checkpoint that the reference does not compute with.
+        kept: keys and values after the short sequence, in turn, layer by layer.
+        power: what faults in the reference itself would have shown.
     """
 
     checkpoint: CheckpointRecord
     facts: Facts
-    source: Source
+    ids: Ids
     probes: tuple[Probe, ...]
     by_name: Mapping[str, Truth]
     refused: Mapping[str, str]
     unused: tuple[str, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    power: tuple[Sight, ...] = ()
 
 
-def find_truths(checkpoint: Checkpoint, progress: Progress = silent) -> Truths:
+def find_truths(
+    checkpoint: Checkpoint, progress: Progress = silent, context: int | None = None, *, power: bool = True
+) -> Truths:
     """Load the reference, let it answer, and let it go: nothing of it stays in memory but logits.
+
+    Args:
+        checkpoint: what is the truth.
+        progress: told of every step.
+        context: tokens that the package to be judged covers; None if it does not say.
+        power: whether to measure what faults would do.
 
     Raises:
         ParitasError, Invalid: as :class:`~paritas.verify.reference.Reference` and
@@ -68,26 +99,39 @@ def find_truths(checkpoint: Checkpoint, progress: Progress = silent) -> Truths:
     progress("loading the reference", 0, 1)
     reference = Reference(checkpoint)
     source = ids_source(checkpoint, reference.facts.vocab)
-    plan = make_plan(reference.facts, source)
-    run = _Run(reference, progress, 4 * (len(plan.sequences) + len(plan.prompts)))
+    plan = make_plan(_within(reference.facts, context), source)
+    run = _Run(reference, progress, (4 + len(NUDGED)) * (len(plan.sequences) + len(plan.prompts)))
     run.answer(plan)
+    seen = Power(reference, plan.sequences, run.logits)
+    if power:
+        progress("putting faults into the reference", 0, 1)
+        seen.measure()
+        progress("putting faults into the reference", 1, 1)
     run.vary()
     found = floors(run.noise)
     truths = Truths(
         checkpoint=checkpoint_record(checkpoint, reference.class_name),
         facts=reference.facts,
-        source=source,
-        probes=plan.probes,
+        ids=Ids(source.origin, source.seed),
+        probes=run.probes(plan),
         by_name={
             name: Truth(sequence, run.logits[name], found[name], run.noise[name].variants)
             for name, sequence in run.sequences.items()
         },
         refused=run.refused,
         unused=reference.unused,
+        kept=() if run.kept is None else run.kept.finish(),
+        power=seen.sights(found),
     )
-    del run, reference
+    del run, reference, seen
     gc.collect()  # transformers' modules are full of circles, and the next thing to be loaded is the package
     return truths
+
+
+def _within(facts: Facts, context: int | None) -> Facts:
+    """The facts for a package that covers ``context`` positions: no probe goes beyond them."""
+    sizes = [size for size in (facts.positions, context) if size is not None]
+    return replace(facts, positions=min(sizes, default=None))
 
 
 class _Run:
@@ -99,12 +143,14 @@ class _Run:
         self.logits: dict[str, Logits] = {}
         self.noise: dict[str, Noise] = {}
         self.refused: dict[str, str] = {}
+        self.kept: KeptNoise | None = None
+        self._no_cache: str | None = None
 
     def answer(self, plan: Plan) -> None:
         """One pass over everything, and step by step over what is decoded."""
         for sequence in plan.sequences:
             self._hold(sequence)
-            if sequence.stop > sequence.prefill:
+            if sequence.stop > sequence.prefill and not sequence.stepwise:
                 self._add(
                     STEPS,
                     sequence.name,
@@ -112,44 +158,77 @@ class _Run:
                 )
             self._tick("reference, step by step")
         for name, prompt in plan.prompts:
-            tokens, steps = self.reference.greedy(prompt, NEW_TOKENS)
-            ids = (*prompt, *tokens[:-1])
-            self._hold(Sequence(name, ids, len(prompt), len(ids), tokens, len(prompt)))
-            self._add(STEPS, name, steps)
+            self._choose(name, prompt)
             self._tick("reference, step by step")
+        try:
+            self.kept = KeptNoise(self.reference.keys_values(self.sequences["short"].ids))
+        except Invalid as refusal:
+            self._no_cache = refusal.fact
 
     def vary(self) -> None:
-        """The two variants that change the arithmetic. fp64 comes last: it cannot be undone."""
-        try:
-            with self.reference.sdpa():
-                self._pass_all(SDPA)
-        except Invalid as refusal:
-            self._refuse(SDPA, refusal)
-        try:
+        """The variants that change the arithmetic, those that cannot be undone last: fp64, then nudged weights."""
+        with self._refusable(SDPA), self.reference.sdpa():
+            self._pass_all(SDPA)
+        with self._refusable(FP64):
             self.reference.to_fp64()
             self._pass_all(FP64)
-        except Invalid as refusal:
-            self._refuse(FP64, refusal)
+        for seed, variant in enumerate(NUDGED):
+            with self._refusable(variant):
+                self.reference.nudge(seed)
+                self._pass_all(variant)
+        for variant, fact in strangers(self.noise).items():
+            self._drop(variant, fact)
+
+    def probes(self, plan: Plan) -> tuple[Probe, ...]:
+        """Those of the plan; the caches' cannot be asked if the reference keeps none."""
+        return tuple(
+            replace(probe, obstacle=self._no_cache) if probe.manner is Manner.CACHE else probe for probe in plan.probes
+        )
+
+    def _choose(self, name: str, prompt: tuple[int, ...]) -> None:
+        """Greedy tokens become a sequence."""
+        tokens, steps = self.reference.greedy(prompt, NEW_TOKENS)
+        ids = (*prompt, *tokens[:-1])
+        stepwise = crosses(self.reference.facts.switches, len(prompt), len(ids))
+        self._hold(Sequence(name, ids, len(prompt), len(ids), tokens, len(prompt), stepwise))
+        if not stepwise:
+            self._add(STEPS, name, steps)
 
     def _hold(self, sequence: Sequence) -> None:
-        logits = self.reference.one_pass(sequence.ids)
+        logits = self._ask(sequence)
         self.sequences[sequence.name] = sequence
         self.logits[sequence.name] = logits
         self.noise[sequence.name] = Noise.of(logits)
         self._tick("reference, one pass")
 
+    def _ask(self, sequence: Sequence) -> Logits:
+        if sequence.stepwise:
+            return self.reference.steps(sequence.ids, sequence.prefill)
+        return self.reference.one_pass(sequence.ids)
+
     def _pass_all(self, variant: str) -> None:
         for name, sequence in self.sequences.items():
-            self._add(variant, name, self.reference.one_pass(sequence.ids))
+            self._add(variant, name, self._ask(sequence))
             self._tick(f"reference, {variant}")
+        if self.kept is not None:
+            self.kept.add(variant, self.reference.keys_values(self.sequences["short"].ids))
 
     def _add(self, variant: str, name: str, logits: Logits) -> None:
         self.noise[name].add(variant, self.logits[name], logits)
 
-    def _refuse(self, variant: str, refusal: Invalid) -> None:
-        self.refused[variant] = refusal.fact
+    @contextmanager
+    def _refusable(self, variant: str) -> Generator[None]:
+        try:
+            yield
+        except Invalid as refusal:
+            self._drop(variant, refusal.fact)
+
+    def _drop(self, variant: str, fact: str) -> None:
+        self.refused[variant] = fact
         for noise in self.noise.values():  # half a variant would make the floors of a run unequal
             noise.variants.pop(variant, None)
+        if self.kept is not None:
+            self.kept.drop(variant)
 
     def _tick(self, doing: str) -> None:
         self.done += 1

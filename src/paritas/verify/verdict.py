@@ -68,35 +68,62 @@ class Place:
     position: int | None
 
 
-def signature(places: Sequence[Place], windows: Sequence[int]) -> str | None:
+_DECODED = frozenset({"decode", "greedy", "chunks", "padding", "end", "switch-decode"})
+_ONE_PASS = frozenset({"short", "window", "long", "switch"})
+_ALONE: tuple[tuple[frozenset[str], str], ...] = (
+    (
+        frozenset({"padding", "padding-right"}),
+        "only padded rows differ: the mask, or positions that count the padding",
+    ),
+    (
+        frozenset({"chunks"}),
+        "only a prefill in parts differs: the cache, or mask and positions of a later call of several tokens",
+    ),
+    (
+        frozenset({"switch-decode"}),
+        "only decoding across the length at which RoPE changes differs: keys that were rotated before it",
+    ),
+    (
+        frozenset({"switch", "switch-decode", "end"}),
+        "only beyond the length at which RoPE changes: long RoPE",
+    ),
+)
+"""Probes -> what it means if no other probe is bad; the narrowest first."""
+
+
+def signature(places: Sequence[Place], windows: Sequence[int], switches: Sequence[int] = ()) -> str | None:
     """What the first bad position of each probe points to; None if no probe has one.
 
     Args:
         places: one for each probe that was judged, of one runtime.
         windows: the reference's sliding windows, in tokens.
+        switches: the lengths beyond which its RoPE changes.
     """
-    bad = {place.probe: place.position for place in places if place.position is not None}
+    bad = {place.probe: place.position for place in places if place.position is not None and place.probe != "cache"}
     if not bad:
         return None
-    if set(bad) == {"padding"}:
-        return "only padded rows differ: the mask, or positions that count the padding"
     if "causality" in bad:  # before the others: no token is alone then, and their positions say nothing
         return "a later token moves earlier logits: the causal mask"
-    one_pass = {probe: p for probe, p in bad.items() if probe not in ("decode", "padding")}
+    if set(bad) == {"end"}:
+        return "only the last positions differ: RoPE tables or a mask that end too early"
+    for probes, text in _ALONE:
+        if set(bad) <= probes:
+            return text
     judged = {place.probe for place in places}
-    if set(bad) <= {"decode", "greedy", "padding"} and judged & {"short", "window", "long"}:
+    if set(bad) <= _DECODED and judged & _ONE_PASS:
         return "one pass agrees and step by step does not: the cache, or the positions of later calls"
-    if not one_pass:
-        return None
-    return _by_position(min(one_pass.values()), windows)
+    one_pass = [position for probe, position in bad.items() if probe in {*_ONE_PASS, "greedy"}]
+    return _by_position(min(one_pass), windows, switches) if one_pass else None
 
 
-def _by_position(position: int, windows: Sequence[int]) -> str:
+def _by_position(position: int, windows: Sequence[int], switches: Sequence[int]) -> str:
     at = f"first bad position {position}: "
     if position == 0:
         return at + "a scale, a norm, the embedding, the MLP or the head (nothing else acts on a lone token)"
     if any(abs(position - window) <= 1 for window in windows):
         return at + "the sliding-window mask"
+    if any(abs(position - switch) <= 1 for switch in switches):
+        return at + "long RoPE, which begins there"
     if position == 1:
         return at + "RoPE, or the attention's scale, softcap or q/k norm (a lone token cannot show them)"
     return at + "attention over distance: RoPE, a mask, or a length at which the model changes"

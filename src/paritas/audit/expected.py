@@ -1,0 +1,75 @@
+"""What the checkpoint says should be: tensors under the text model's names and, for a known family, the spec."""
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paritas.audit.finding import Finding
+from paritas.checkpoint import Checkpoint, Tensor
+from paritas.checkpoint.opening import text_only
+from paritas.config import Config
+from paritas.errors import ParitasError, Unsupported
+from paritas.families import Family, family_of
+from paritas.spec import Decoder
+
+# Buffers that old checkpoints store and transformers computes.
+_BUFFERS = ("*.rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias", "*position_ids", "*.rotary_emb.*_cached")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a package of this checkpoint has to hold.
+
+    Attributes:
+        checkpoint: its text half, where it holds more.
+        tensors: under the text model's own names.
+        spec: None if no family of ours reads the configuration.
+        why: the reason for that.
+        dropped: patterns of tensors that the text model does not compute with.
+    """
+
+    checkpoint: Checkpoint
+    tensors: Mapping[str, Tensor]
+    spec: Decoder | None
+    why: Finding | None
+    dropped: tuple[str, ...]
+
+    def is_dropped(self, tensor: str) -> bool:
+        """Whether the family itself says that a tensor has no place in the text model."""
+        names = (tensor, self.tensors[tensor].name)
+        return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in self.dropped)
+
+
+def expected(checkpoint: Checkpoint) -> Expected:
+    """Read what can be read; a family that is not known is a note, not an end."""
+    checkpoint = text_only(checkpoint)
+    try:
+        config = Config(checkpoint.config, checkpoint.config_place)
+        family = family_of(config)
+        spec = family.read(config)
+        config.finish()
+    except Unsupported as error:
+        return Expected(checkpoint, checkpoint.tensors, None, _without_spec(error), _BUFFERS)
+    except ParitasError as error:
+        if error.code not in ("config-key-unread", "config-rope-ambiguous"):
+            raise
+        return Expected(checkpoint, checkpoint.tensors, None, _without_spec(error), _BUFFERS)
+    dropped = (*_BUFFERS, *(pattern for pattern, _ in family.DROPPED))
+    return Expected(checkpoint, _renamed(checkpoint.tensors, family), spec, None, dropped)
+
+
+def _renamed(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
+    def own(name: str) -> str:
+        return next((new + name.removeprefix(old) for old, new in family.RENAMES if name.startswith(old)), name)
+
+    return {own(name): tensor for name, tensor in tensors.items()}
+
+
+def _without_spec(error: ParitasError) -> Finding:
+    return Finding(
+        "spec-missing",
+        "note",
+        error.place or "config.json",
+        f"RoPE and attributes are not audited: {error.code}: {error.fact}",
+        "Weights, tokenizer and configuration are audited all the same; paritas verify covers the rest.",
+    )
