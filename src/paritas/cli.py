@@ -177,7 +177,10 @@ def verify(
 
 @app.command()
 def audit(package: PackagePath, against: Against, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Read a package's files against a checkpoint, in seconds: weights, RoPE, attributes, configuration, tokenizer."""
+    """Read a package's files against a checkpoint, in seconds.
+
+    Weights, RoPE, attributes, configuration and tokenizer; nothing is run.
+    """
     with command(quiet, as_json) as screen:
         from paritas.audit.report import render
         from paritas.audit.run import audit as run_audit

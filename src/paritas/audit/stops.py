@@ -95,8 +95,8 @@ def _one(code: str, key: str, model: Mapping[str, Any], checkpoint: Checkpoint, 
 
 
 def _defaults(config: Mapping[str, Any], generation: Mapping[str, Any]) -> Iterator[Finding]:
-    given = config.get("search")
-    search = cast(Mapping[str, Any], given) if isinstance(given, Mapping) else {}
+    given: Any = config.get("search")
+    search = cast(dict[str, Any], given) if isinstance(given, dict) else dict[str, Any]()
     sampled = bool(generation.get("do_sample"))
     for key, neutral in _PLACED.items():
         wanted = generation.get(key)
