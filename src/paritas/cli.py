@@ -334,7 +334,11 @@ def _installed(module: str) -> bool:
 
 def _need_runtime(asked: Sequence[Runtime]) -> None:
     if Runtime.GENAI in asked and not _installed("onnxruntime_genai"):
-        raise ParitasError("genai-missing", "onnxruntime-genai is not installed", hint="pip install 'paritas[genai]'")
+        raise ParitasError(
+            "genai-missing",
+            "onnxruntime-genai is not installed",
+            hint="Install the extra 'genai' of Paritas: pip install onnxruntime-genai",
+        )
 
 
 def _prover(model: str, evidence: list[Any], progress: Progress, *, cache: bool, power: bool) -> Callable[[Path], str]:
@@ -342,7 +346,7 @@ def _prover(model: str, evidence: list[Any], progress: Progress, *, cache: bool,
         raise ParitasError(
             "verify-needs-torch",
             "an export is proven against transformers, which is not installed with torch",
-            hint="pip install 'paritas[verify]', or export without a proof: --no-verify",
+            hint="Install the extra 'verify': pip install torch transformers. Without a proof: --no-verify",
         )
 
     def prove(folder: Path) -> str:

@@ -99,11 +99,25 @@ class Screen:
         grid.add_row(f"  {label}", text)
         self.err.print(grid)
 
+    def _stages(self) -> Progress:
+        """A line for each kind of work when it begins: what a log has room for."""
+        begun: set[str] = set()
+
+        def tell(description: str, done: int, total: int) -> None:
+            if description not in begun:
+                begun.add(description)
+                self.err.print(description, soft_wrap=True)
+
+        return tell
+
     @contextmanager
     def progress(self) -> Generator[Progress]:
         """Bars on stderr while work goes on."""
-        if self.quiet or self.as_json or not self.err.is_terminal:
+        if self.quiet or self.as_json:
             yield silent
+            return
+        if not self.err.is_terminal:
+            yield self._stages()
             return
         columns = (
             SpinnerColumn(),

@@ -133,6 +133,6 @@ def _context(spec: Decoder, wanted: int | None) -> int:
         raise ParitasError(
             "context-too-long",
             f"--context {wanted:,} is not between 1 and the checkpoint's {spec.context:,} positions",
-            hint="A longer context needs a checkpoint that was made for it.",
+            hint="Leave --context out to cover all of them; a longer context needs a checkpoint that was made for it.",
         )
     return wanted

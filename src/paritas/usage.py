@@ -67,7 +67,7 @@ def choose(option: str, word: str, known: dict[str, str], later: tuple[str, ...]
             f"--{option} {word} is not implemented in this version",
             hint=f"Use --{option} {next(iter(known))}.",
         )
-    close = difflib.get_close_matches(plain, [*known, *later], n=1)
+    close = difflib.get_close_matches(plain, known, n=1)
     raise ParitasError(
         "option-unknown",
         f"--{option} knows no {word!r}; it is one of {', '.join(dict.fromkeys(known.values()))}",

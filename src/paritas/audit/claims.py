@@ -114,4 +114,5 @@ def _claimed_windows(config: Mapping[str, Any]) -> list[int | None] | None:
         words = [str(kind) for kind in cast(list[Any], kinds)]
         known = set(words) <= {"sliding_attention", "full_attention"} and len(words) == depth
         return [window if word == "sliding_attention" else None for word in words] if known else None
-    return [window] * depth if config.get("model_type") in _ALL_WINDOWED else None
+    every: list[int | None] = [window] * depth
+    return every if config.get("model_type") in _ALL_WINDOWED else None

@@ -54,5 +54,5 @@ def frequency_findings(found: Sequence[Stored], spec: Decoder) -> Iterator[Findi
 
 def _equal(stored: Stored, rope: Rope) -> bool:
     wanted, got = inverse_frequencies(rope), stored.vector()
-    short = {"fp16": 2**-10, "bf16": 2**-7}.get(stored.dtype, _LAST_BITS)
-    return wanted.shape == got.shape and bool((np.abs(got - wanted) <= short * wanted).all())
+    allowed = np.float32({"fp16": 2.0**-10, "bf16": 2.0**-7}.get(stored.dtype, _LAST_BITS))
+    return wanted.shape == got.shape and bool(np.all(np.abs(got - wanted) <= allowed * wanted))

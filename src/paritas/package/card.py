@@ -25,13 +25,14 @@ paritas generate . "Hello"
 paritas verify . --against CHECKPOINT
 ```
 
-`evidence/` holds the record of the export and of its verification: versions, hashes, prompts, floors, differences.
+`evidence/export.json` is the record of the export. {record}
 """
 
 _MEANING = {
     "proven": "Every probe agrees with transformers within 5 times the reference's own noise floor.",
     "not tested": "**This package was not verified.** Whether it computes what the checkpoint computes is not known.",
 }
+_VERIFIED = "`evidence/evidence.json` is that of its verification: versions, hashes, prompts, floors, differences."
 _UNPROVEN = (
     "**This package is not proven.** It was kept on request (`--allow-unproven`); do not ship it. See `evidence/`."
 )
@@ -39,4 +40,6 @@ _UNPROVEN = (
 
 def card(facts: Mapping[str, Any]) -> str:
     """The card's text, from the facts of the export."""
-    return _CARD.format(**facts, meaning=_MEANING.get(str(facts["verdict"]), _UNPROVEN))
+    verdict = str(facts["verdict"])
+    record = "There is none of a verification." if verdict == "not tested" else _VERIFIED
+    return _CARD.format(**facts, meaning=_MEANING.get(verdict, _UNPROVEN), record=record)

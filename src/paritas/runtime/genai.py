@@ -158,7 +158,9 @@ def _import() -> Any:
         return importlib.import_module("onnxruntime_genai")
     except ModuleNotFoundError as error:
         raise ParitasError(
-            "genai-missing", "onnxruntime-genai is not installed", hint="pip install 'paritas[genai]'"
+            "genai-missing",
+            "onnxruntime-genai is not installed",
+            hint="Install the extra 'genai' of Paritas: pip install onnxruntime-genai",
         ) from error
 
 

@@ -15,7 +15,9 @@ from paritas.verify.probes import OPTIONAL, Manner, Probe
 from paritas.verify.truth import Truth, Truths
 from paritas.verify.verdict import PROVEN_FLOORS, Place, Verdict, judge, signature
 
-CANNOT = frozenset({"graph-no-mask", "graph-no-cache", "genai-batch", "genai-context", "cache-elsewhere", "graph-batch", "graph-room"})
+CANNOT = frozenset(
+    {"graph-no-mask", "graph-no-cache", "genai-batch", "genai-context", "cache-elsewhere", "graph-batch", "graph-room"}
+)
 """Refusals that say what a package or runtime is not made for: not tested, rather than invalid."""
 
 Judged = tuple[ProbeRecord, tuple[Finding, ...]]

@@ -16,7 +16,7 @@ from typing import Any
 from paritas.checkpoint import Checkpoint
 from paritas.errors import Invalid, ParitasError
 
-_NEEDS = "pip install 'paritas[verify]'"
+_NEEDS = "Install the extra 'verify' of Paritas: pip install torch transformers"
 
 
 def check_installed() -> None:
