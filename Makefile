@@ -48,9 +48,10 @@ snapshots: $(MADE)/dev ## Write the snapshots of specs and operators and the evi
 	$(BIN)/python tools/write_schema.py
 	$(BIN)/pytest -q --snapshot-update $(SNAPSHOTS)
 
-bench: $(MADE)/dev ## Measure the ways to write a tied head; compare RoPE tables with transformers'
+bench: $(MADE)/dev ## Measure the ways to write a tied head, RoPE tables against transformers', the floor on tiny models
 	$(BIN)/python benchmarks/head.py
 	$(BIN)/python benchmarks/rope_bits.py tests/configs/gemma-3-*
+	$(BIN)/python benchmarks/floors.py
 
 clean: ## Remove what runs leave behind; .venv and the models stay
 	rm -rf build dist out .pytest_cache .ruff_cache

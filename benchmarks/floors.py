@@ -1,11 +1,11 @@
-"""The study behind the floor: right exports of random tiny models, in units of several measures of the reference's noise.
+"""The study behind the floor: right exports of random tiny models, in units of several measures of noise.
 
     python benchmarks/floors.py [--models 40] [--hostile] [--seed 0]
 
 Each model (llama or gemma3_text) goes through the shipped exporter to every target, and each package is asked 60 tokens
 in one pass and step by step. Every export is right, so every ratio is rounding: the table shows how far it reaches, and
-how many models a gate at 5 floors would call wrong. ``--hostile`` draws models that no one trains, in which nothing averages
-rounding out: a hidden size of 8, one MLP neuron, attention so sharp that a last bit turns it.
+how many models a gate at 5 floors would call wrong. ``--hostile`` draws models that no one trains, in which nothing
+averages rounding out: a hidden size of 8, one MLP neuron, attention so sharp that a last bit turns it.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """The reference's own noise: enough of it that nothing right is called wrong, nothing in it that is no rounding."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from paritas.verify.verdict import Verdict
 from tiny import tiny_gemma3, tiny_llama
 
 
-def noise_of(**sizes: float) -> Noise:
+def noise_of(sizes: Mapping[str, float]) -> Noise:
     """Ten positions, each variant so far off."""
     want = np.ones((10, 4), np.float32)
     noise = Noise.of(want)
@@ -30,17 +31,22 @@ def noise_of(**sizes: float) -> Noise:
 
 
 def test_a_variant_far_beyond_all_others_is_no_rounding() -> None:
-    noise = noise_of(fp64=2e-6, sdpa=1e-6, steps=2.9)
-    assert list(strangers({"s": noise})) == ["steps"]
-    assert "2.9 from the reference" in strangers({"s": noise})["steps"]
+    noise = noise_of({FP64: 2e-6, SDPA: 1e-6, STEPS: 2.9})
+    assert list(strangers({"s": noise})) == [STEPS]
+    assert "2.9 from the reference" in strangers({"s": noise})[STEPS]
 
 
 def test_one_sequence_is_enough_to_tell_a_stranger() -> None:
-    assert list(strangers({"a": noise_of(fp64=1e-6, sdpa=1e-6), "b": noise_of(fp64=1e-6, sdpa=0.1)})) == ["sdpa"]
+    assert list(strangers({"a": noise_of({FP64: 1e-6, SDPA: 1e-6}), "b": noise_of({FP64: 1e-6, SDPA: 0.1})})) == [SDPA]
 
 
 def test_a_noisy_variant_is_rounding_all_the_same() -> None:
-    assert strangers({"s": noise_of(fp64=2e-6, sdpa=4e-4)}) == {}
+    assert strangers({"s": noise_of({FP64: 2e-6, SDPA: 4e-4})}) == {}
+
+
+def test_fp64_is_no_stranger() -> None:
+    """Every fp32 variant has the same kernels; where these are far off, fp64 alone shows it."""
+    assert strangers({"s": noise_of({FP64: 0.01, SDPA: 1e-6, STEPS: 1e-6})}) == {}
 
 
 def test_a_window_of_one_token_is_judged_by_rounding_alone(tmp_path: Path) -> None:
@@ -96,5 +102,5 @@ def test_what_transformers_refuses_in_a_configuration_is_told(tmp_path: Path) ->
 
 
 def test_floors_grow_with_every_variant() -> None:
-    few, more = noise_of(fp64=1e-6), noise_of(fp64=1e-6, nudged=3e-6)
+    few, more = noise_of({FP64: 1e-6}), noise_of({FP64: 1e-6, NUDGED[0]: 3e-6})
     assert (floors({"s": more})["s"] > floors({"s": few})["s"]).all()

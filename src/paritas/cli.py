@@ -50,6 +50,11 @@ Power = Annotated[
 ]
 
 
+Junit = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", help="Also write the verdicts as JUnit XML, for CI.")
+]
+
+
 class Runtime(StrEnum):
     """Which runtime answers."""
 
@@ -98,6 +103,7 @@ def export(
     ] = None,
     cache: Cache = True,
     power: Power = True,
+    junit: Junit = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -114,6 +120,8 @@ def export(
         folder = one_output(out, out_option)
         for path in (model, folder):
             utf8(str(path))
+        if junit is not None:
+            _check_junit(junit, verify_)
         evidence: list[Any] = []
         with screen.progress() as progress:
             exported = run_export(
@@ -124,6 +132,7 @@ def export(
                 prove=_prover(model, evidence, progress, cache=cache, power=power) if verify_ else None,
                 progress=progress,
             )
+        _write_junit(evidence, junit)
         _show_evidence(screen, evidence)
         _show_export(screen, exported, evidence)
         if evidence:
@@ -143,6 +152,11 @@ def verify(
     ] = None,
     cache: Cache = True,
     power: Power = True,
+    record: Annotated[
+        Path | None,
+        typer.Option("--replay", metavar="EVIDENCE", help="Ask what an earlier evidence.json says, and compare."),
+    ] = None,
+    junit: Junit = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -151,27 +165,32 @@ def verify(
         from paritas.checkpoint.opening import locate
         from paritas.package.staging import check_writable
         from paritas.verify.evidence import FILE
+        from paritas.verify.replay import read_record, replay
         from paritas.verify.run import RUNTIMES
         from paritas.verify.run import verify as run_verify
 
         _need_runtime(runtime or ())
         if out is not None:
             check_writable(out / FILE)
+        if junit is not None:
+            _check_junit(junit)
         names = {Runtime.GENAI: "onnxruntime-genai", Runtime.ONNXRUNTIME: "onnxruntime"}
         runtimes = [names[r] for r in dict.fromkeys(runtime or ()) if r in names]
+        earlier, replayed = None if record is None else read_record(record), None
         with screen.progress() as progress:
-            evidence = run_verify(
-                package,
-                locate(against),
-                runtimes=runtimes or RUNTIMES,
-                progress=progress,
-                cache=cache,
-                power=power,
+            checkpoint, how = locate(against), dict[str, Any](progress=progress, cache=cache, power=power)
+            if earlier is not None:
+                replayed = replay(earlier, package, checkpoint, runtimes, **how)
+            evidence = (
+                replayed.evidence if replayed else run_verify(package, checkpoint, runtimes=runtimes or RUNTIMES, **how)
             )
         if out is not None:
             evidence.write(out)
+        _write_junit([evidence], junit)
         _show_evidence(screen, [evidence])
-        screen.result(evidence.summary())
+        if replayed is not None:
+            screen.table("replay, in floors", rows([row.model_dump(mode="json") for row in replayed.rows]), gap=True)
+        screen.result((replayed or evidence).summary())
         raise typer.Exit(evidence.exit_code)
 
 
@@ -358,6 +377,25 @@ def _prover(model: str, evidence: list[Any], progress: Progress, *, cache: bool,
         return str(evidence[0].verdict.value)
 
     return prove
+
+
+def _check_junit(file: Path, verified: bool = True) -> None:
+    from paritas.package.staging import check_file
+
+    if not verified:
+        raise ParitasError(
+            "junit-without-verify",
+            "--junit writes what a verification found, and --no-verify leaves it out",
+            hint="Leave one of them out.",
+        )
+    check_file(file)
+
+
+def _write_junit(evidence: list[Any], file: Path | None) -> None:
+    if evidence and file is not None:
+        from paritas.verify import junit
+
+        junit.write(evidence[0], file)
 
 
 def _told(generation: Iterable[str], screen: Screen) -> str:

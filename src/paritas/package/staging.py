@@ -112,6 +112,23 @@ def check_writable(out: Path) -> None:
         ) from None
 
 
+def check_file(file: Path) -> None:
+    """Refuse a file that could not be written into a folder that is there. Leaves nothing behind.
+
+    Raises:
+        ParitasError: ``output-unwritable``.
+    """
+    folder = file.absolute().parent
+    if file.is_dir() or not folder.is_dir():
+        raise ParitasError(
+            "output-unwritable",
+            "there is a folder of this name" if file.is_dir() else "there is no folder to write it into",
+            place=str(file if file.is_dir() else folder),
+            hint="Choose another file, or make the folder first.",
+        )
+    check_writable(file)
+
+
 def publish(folder: Path, out: Path) -> None:
     """Give the finished ``folder`` its final name, flushed to the disk; what was there before goes only after that."""
     for path in sorted(folder.rglob("*")):

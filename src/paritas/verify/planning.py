@@ -1,5 +1,6 @@
 """Which probes a model gets: every length at which it changes is crossed, as far as that can be afforded."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from paritas.verify.probes import Manner, Probe, Sequence, chunks
@@ -57,6 +58,16 @@ def make_plan(facts: Facts, source: Source) -> Plan:
         tuple(sequence for part in parts for sequence in part.sequences),
         prompts,
         tuple(probe for part in parts for probe in part.probes),
+    )
+
+
+def with_recorded(plan: Plan, recorded: Mapping[str, Sequence], switches: tuple[int, ...]) -> Plan:
+    """The plan with the tokens of an earlier run, those that were chosen after its prompts included."""
+    asked = [replace(recorded.get(each.name, each), stepwise=each.stepwise) for each in plan.sequences]
+    chosen = [recorded[name] for name, _ in plan.prompts if name in recorded]
+    asked += [replace(each, stepwise=crosses(switches, each.prompt, len(each.ids))) for each in chosen]
+    return replace(
+        plan, sequences=tuple(asked), prompts=tuple(each for each in plan.prompts if each[0] not in recorded)
     )
 
 

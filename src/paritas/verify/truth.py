@@ -15,7 +15,7 @@ from paritas.verify.caches import Kept, KeptNoise
 from paritas.verify.compare import Logits
 from paritas.verify.evidence import CheckpointRecord
 from paritas.verify.floor import FP64, NUDGED, SDPA, STEPS, Noise, floors, strangers
-from paritas.verify.planning import NEW_TOKENS, Plan, crosses, make_plan
+from paritas.verify.planning import NEW_TOKENS, Plan, crosses, make_plan, with_recorded
 from paritas.verify.power import Power, Sight
 from paritas.verify.probes import Manner, Probe, Sequence
 from paritas.verify.provenance import checkpoint_record
@@ -82,7 +82,12 @@ class Truths:
 
 
 def find_truths(
-    checkpoint: Checkpoint, progress: Progress = silent, context: int | None = None, *, power: bool = True
+    checkpoint: Checkpoint,
+    progress: Progress = silent,
+    context: int | None = None,
+    *,
+    power: bool = True,
+    recorded: Mapping[str, Sequence] | None = None,
 ) -> Truths:
     """Load the reference, let it answer, and let it go: nothing of it stays in memory but logits.
 
@@ -91,6 +96,7 @@ def find_truths(
         progress: told of every step.
         context: tokens that the package to be judged covers; None if it does not say.
         power: whether to measure what faults would do.
+        recorded: sequences of an earlier run, to be asked in place of this one's of the same names.
 
     Raises:
         ParitasError, Invalid: as :class:`~paritas.verify.reference.Reference` and
@@ -100,6 +106,8 @@ def find_truths(
     reference = Reference(checkpoint)
     source = ids_source(checkpoint, reference.facts.vocab)
     plan = make_plan(_within(reference.facts, context), source)
+    if recorded is not None:
+        plan = with_recorded(plan, recorded, reference.facts.switches)
     run = _Run(reference, progress, (4 + len(NUDGED)) * (len(plan.sequences) + len(plan.prompts)))
     run.answer(plan)
     seen = Power(reference, plan.sequences, run.logits)
