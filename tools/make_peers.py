@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import onnx
+
 ROOT = Path(__file__).resolve().parent.parent
 WORKER = Path(__file__).with_name("peer_worker.py")
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
@@ -224,6 +226,10 @@ def keep(folder: Path, data: Path) -> None:
         shutil.copytree(folder / "checkpoints" / case, data / "checkpoints" / case)
     for kept in KEPT:
         shutil.copytree(folder / "packages" / kept, data / kept, ignore=shutil.ignore_patterns("cache"))
+    for path in data.rglob("*.onnx"):  # mobius names the graph after the folder it was built in
+        model = onnx.load(str(path), load_external_data=False)
+        model.graph.name = "model"
+        path.write_bytes(model.SerializeToString())
 
 
 if __name__ == "__main__":
