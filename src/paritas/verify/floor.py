@@ -26,7 +26,8 @@ A run asks about ten times the positions that one of these models was asked.
 So ``floor[p]`` is the greater of ``own[p]`` and the 90th percentile of ``own`` over all positions of the
 run: a position that shows less noise than nine tenths of its neighbours was lucky, not quiet. A percentile
 and not the maximum, because one position with a huge floor (an attention sink at position 0) must not
-excuse the others. The gates are untouched, and real faults lie at 16 floors and more.
+excuse the others. A fault that is smaller than the model's own
+noise is not seen.
 """
 
 from collections.abc import Mapping, Sequence
