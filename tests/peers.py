@@ -16,6 +16,9 @@ BUILDER = {
     "gemma2-144": LONE,
     "gemma2-wide": LONE,
     "kept-gemma2": LONE,
+    "kept-mistral": WINDOW,
+    "kept-phi": LONE,
+    "kept-yarn": SECOND,
     "llama-linear": SECOND,  # RoPE scaling dropped
     "llama-yarn": SECOND,  # dropped
     "mistral-window": WINDOW,  # no window in the graph
@@ -32,10 +35,11 @@ MOBIUS = {
     "gemma3": LONE,  # embedding scale rounded to fp16, attention scale, final softcap
     "gemma3-144-scale": SECOND,  # query_pre_attn_scalar
     "kept-gemma2": LONE,
+    "helium": SECOND,  # pairs of neighbours rotated as halves
     "kept-gemma3": LONE,
     "llama-biased": LONE,  # mlp_bias
 }
-DROPPED_WINDOWS = {"mistral-window": WINDOW, "phi3-window": WINDOW, "qwen2-window": WINDOW}
+DROPPED_WINDOWS = {"kept-mistral": WINDOW, "mistral-window": WINDOW, "phi3-window": WINDOW, "qwen2-window": WINDOW}
 SDPA = dict.fromkeys(["gemma2", "gemma2-144", "gemma2-wide", "kept-gemma2"], SECOND)  # attention softcap lost in SDPA
 
 WRONG: dict[str, dict[str, str]] = {

@@ -58,7 +58,7 @@ KEPT = list(folders(DATA))
 
 
 def test_packages_are_kept() -> None:
-    assert len(KEPT) == 7
+    assert len(KEPT) == 13
 
 
 @pytest.mark.parametrize(("exporter", "case"), KEPT, ids="/".join)

@@ -13,6 +13,7 @@ from transformers import (
     Gemma2Config,
     GemmaConfig,
     GraniteConfig,
+    HeliumConfig,
     Lfm2Config,
     MistralConfig,
     NemotronConfig,
@@ -117,10 +118,18 @@ KEPT: dict[str, Callable[[Path], None]] = {
     "kept-llama": lambda folder: tiny_llama(folder, **SMALL),
     "kept-gemma2": lambda folder: _gemma2(folder, **SMALL, **IN_TURN),
     "kept-gemma3": lambda folder: tiny_gemma3(folder, **SMALL, **IN_TURN),
+    "kept-yarn": lambda folder: tiny_llama(folder, **SMALL, rope_parameters=dict(YARN)),
+    "kept-mistral": _of(MistralConfig, **COMMON | SMALL, **RMS, sliding_window=WINDOW),
+    "kept-phi": _of(
+        PhiConfig,
+        **{key: value for key, value in (COMMON | SMALL).items() if key != "head_dim"}
+        | {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3, "partial_rotary_factor": 1.0},
+    ),
 }
 
 CHECKPOINTS: dict[str, Callable[[Path], None]] = {
     **KEPT,
+    "helium": _of(HeliumConfig, **SPLIT | {"head_dim": HEAD_DIM}, **RMS),
     "lfm2": _of(
         Lfm2Config,
         **SPLIT,
