@@ -588,6 +588,7 @@ BREAKS: Mapping[str, tuple[str, Callable[[Path], Any]]] = {
     "above": ("package-data-hostile", lambda p: _external(p / "model.onnx", location="x/../../data")),
     "drive": ("package-data-hostile", lambda p: _external(p / "model.onnx", location="C:\\data")),
     "backslash": ("package-data-hostile", lambda p: _external(p / "model.onnx", location="..\\data")),
+    "unknown key": ("package-data-hostile", lambda p: _external(p / "model.onnx", basepath="/etc")),
     "no type": ("package-model-broken", lambda p: _retype(p / "model.onnx")),
     "link": ("package-data-hostile", _link_out),
 }
@@ -613,7 +614,9 @@ def _filename(folder: Path, name: Any) -> None:
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_a_broken_package_is_an_error_with_its_place(tmp_path: Path, name: str) -> None:
+def test_a_broken_package_is_an_error_with_its_place(
+    tmp_path: Path, name: str, record_property: Callable[[str, object], None]
+) -> None:
     folder = tmp_path / "package"
     folder.mkdir()
     decoder(folder / "model.onnx")
@@ -622,6 +625,7 @@ def test_a_broken_package_is_an_error_with_its_place(tmp_path: Path, name: str) 
     damage(folder)
     with pytest.raises(ParitasError) as caught:
         open_package(folder)
+    record_property("measured", f"{code}: {caught.value.fact}")
     assert caught.value.code == code
     assert str(folder) in caught.value.place
     assert caught.value.hint

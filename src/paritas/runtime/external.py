@@ -11,6 +11,11 @@ import onnx_ir as ir
 from paritas.errors import ParitasError
 from paritas.runtime.proto import nodes
 
+_KEYS = frozenset({"location", "offset", "length", "checksum"})
+"""Of external data, as ONNX defines them."""
+_PREPACKED = "prepacked_"
+"""How keys begin that ONNX Runtime adds when it stores weights in a kernel's own layout."""
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -56,13 +61,13 @@ def extents(proto: onnx.ModelProto, folder: Path) -> Iterator[Extent]:
 
     Raises:
         ParitasError: ``package-data-hostile`` for a place outside of the folder or an offset that is no
-            number, ``package-data-truncated`` if the length given is less than the tensor's shape needs,
-            ``package-model-broken`` for a type that does not exist.
+            number or a key that ONNX does not know, ``package-data-truncated`` if the length given is less than
+            the tensor's shape needs, ``package-model-broken`` for a type that does not exist.
     """
     for tensor in _tensors(proto):
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
-        entries = {entry.key: entry.value for entry in tensor.external_data}
+        entries = _entries(tensor, folder)
         file = inside(folder, entries.get("location", ""))
         needed = _bytes(tensor, file)
         start = _number(entries.get("offset", "0"), tensor.name, file)
@@ -116,6 +121,20 @@ def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     for sparse in graph.sparse_initializer:
         yield sparse.values
         yield sparse.indices
+
+
+def _entries(tensor: onnx.TensorProto, folder: Path) -> dict[str, str]:
+    """What the tensor says of its data, each key once and none that ONNX does not know: readers differ on those."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    strange = sorted(key for key in entries.keys() - _KEYS if not key.startswith(_PREPACKED))
+    if strange or len(entries) != len(tensor.external_data):
+        raise ParitasError(
+            "package-data-hostile",
+            f"the data of {tensor.name} has {f'unknown keys {strange}' if strange else 'a key twice'}",
+            place=str(folder),
+            hint="Do not run this package; ask its publisher for one that ONNX's own checker accepts.",
+        )
+    return entries
 
 
 def _bytes(tensor: onnx.TensorProto, file: Path) -> int:
