@@ -8,9 +8,11 @@ import onnx
 import pytest
 
 import tiny
+from paritas.checkpoint import open_checkpoint
 from paritas.errors import Unsupported
 from paritas.export import export
-from paritas.plan import Options
+from paritas.plan import Options, prepare
+from paritas.spec import Attention, Dynamic, LongRope
 from paritas.targets import TARGETS
 from paritas.verify.evidence import Evidence, ProbeRecord
 from paritas.verify.run import RUNTIMES
@@ -23,7 +25,7 @@ OF_BATCHES = {"padding", "padding-right"}
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", tiny.CHECKPOINTS)
+@pytest.mark.parametrize("name", tiny.every())
 def test_an_export_is_proven_by_every_probe(
     name: str,
     target: str,
@@ -44,20 +46,42 @@ def test_an_export_is_proven_by_every_probe(
 
     (evidence,) = found
     record_property("measured", f"{evidence.worst_floors:.2f} floors, {', '.join(runtimes)}")
-    long = {"window", "end"} if "gemma3" in name else {"long"}
-    assert {(p.runtime, p.id) for p in evidence.probes} == {(r, p) for r in runtimes for p in ASKED | long}
+    asked = ASKED | _crossing(checkpoint(name))
+    fused = "GroupQueryAttention" in _operators(tmp_path / "package")
+    assert fused == (target == "ort" and name != "llama-heads-of-20")
+    assert {(p.runtime, p.id) for p in evidence.probes} == {(r, p) for r in runtimes for p in asked}
     for probe in evidence.probes:
-        if not _cannot(probe, target):
+        if not _cannot(probe, fused):
             assert probe.verdict is Verdict.PROVEN, (probe.id, probe.runtime, probe.reason, probe.worst_floors)
             assert probe.worst_floors is not None
             assert probe.worst_floors <= PROVEN_FLOORS
     assert (evidence.verdict, exported.kept, exported.out.is_dir()) == (Verdict.PROVEN, True, True)
 
 
-def _cannot(probe: ProbeRecord, target: str) -> bool:
+def _crossing(folder: Path) -> set[str]:
+    """The probes that cross a length at which the model changes, or else one long sequence; and the last positions.
+
+    All of the context is one long sequence, if nothing changes within it.
+    """
+    spec = prepare(open_checkpoint(folder), TARGETS["onnx"], Options(text_only="multimodal" in folder.name)).spec
+    attentions = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention)]
+    switches = any(each.rope and isinstance(each.rope.scaling, LongRope | Dynamic) for each in attentions)
+    windows = any(each.window for each in attentions)
+    return (
+        ({"window"} if windows else {"long"})
+        | ({"switch", "switch-decode"} if switches else set())
+        | ({"end"} if windows or switches else set())
+    )
+
+
+def _operators(package: Path) -> set[str]:
+    return {node.op_type for node in onnx.load(package / "model.onnx", load_external_data=False).graph.node}
+
+
+def _cannot(probe: ProbeRecord, fused: bool) -> bool:
     """What need not be tested: left padding where positions come from lengths; ORT GenAI's batches and caches."""
     plain = probe.runtime == "onnxruntime"
-    if probe.id not in {*OF_BATCHES, "cache"} or (plain and (target == "onnx" or probe.id != "padding")):
+    if probe.id not in {*OF_BATCHES, "cache"} or (plain and not (fused and probe.id == "padding")):
         return False
     assert probe.verdict is Verdict.NOT_TESTED
     assert probe.reason

@@ -5,8 +5,10 @@ scale is not head_dim ** -0.5, there is a layer of every kind, the window and th
 shorter than the context, and every parameter is random (a bias of zero hides a missing bias).
 """
 
+import importlib
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,17 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
     "gemma3-multimodal": lambda folder: tiny_gemma3_multimodal(folder, MODULE_PREFIXES),
     "gemma3-multimodal-hub": lambda folder: tiny_gemma3_multimodal(folder, HUB_PREFIXES),
 }
+
+
+@cache
+def every() -> Mapping[str, Callable[[Path], None]]:
+    """Name -> writer of every tiny checkpoint: those here and those of each ``tiny_*.py`` beside this file."""
+    found = dict(CHECKPOINTS)
+    for path in sorted(Path(__file__).parent.glob("tiny_*.py")):
+        more: dict[str, Callable[[Path], None]] = importlib.import_module(path.stem).CHECKPOINTS
+        assert not found.keys() & more.keys(), found.keys() & more.keys()
+        found |= more
+    return found
 
 
 def save(folder: Path, config: PreTrainedConfig, template: str, eos: list[int]) -> None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from paritas.checkpoint import Tensor
 from paritas.errors import ParitasError
+from paritas.families import text_name
 from paritas.spec import Decoder
 from paritas.weights import Weight
 
@@ -22,7 +23,7 @@ def renamed(tensors: Mapping[str, Tensor], renames: Sequence[tuple[str, str]]) -
     """
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        own = next((new + name.removeprefix(old) for old, new in renames if name.startswith(old)), name)
+        own = text_name(name, renames)
         if own in result:
             raise ParitasError(
                 "tensor-duplicated",

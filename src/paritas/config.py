@@ -1,14 +1,23 @@
 """Reads config.json. Every key is asked for, or is listed as without effect and why; any other key is an error."""
 
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from paritas.errors import ParitasError, Unsupported
-from paritas.spec import Linear, Llama3, Rope
+from paritas.spec import Activation, Dynamic, Linear, Llama3, LongRope, Pairing, Rope, Scaling, Yarn
 
 _LARGEST = 2**53  # what every reader of JSON holds exactly
 _ORIGINAL = "original_max_position_embeddings"
+_PARTIAL = "partial_rotary_factor"
+_FLAT_THETAS = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
+_ACTIVATIONS: Mapping[str, Activation] = {
+    **{activation.value: activation for activation in Activation},
+    "swish": Activation.SILU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+}
 IGNORABLE: Mapping[str, str] = {
     "_name_or_path": "where somebody loaded it from",
     "architectures": "the class; model_type says the same",
@@ -47,34 +56,68 @@ class Config:
     def __init__(self, values: Mapping[str, Any], place: str = "config.json") -> None:
         self.values = values
         self.place = place
-        self._accounted: dict[str, str] = {}
+        self.accounted: dict[str, str] = {}
 
     def optional(self, key: str) -> Any:
         """The value of ``key``; None if it is absent or null."""
-        self._accounted[key] = "read"
+        self.accounted[key] = "read"
         return self.values.get(key)
 
     def integer(self, key: str, default: int | None, most: int = _LARGEST) -> int:
         """A positive integer up to ``most``. Without a default (``None``) the key has to be there."""
         return self._integer(key, self._value(key, default), most)
 
+    def count(self, key: str, default: int) -> int:
+        """An integer from 0."""
+        value = self.optional(key)
+        return 0 if value == 0 and type(value) is int else self.integer(key, default)
+
+    def optional_integer(self, key: str, default: int | None) -> int | None:
+        """A positive integer. An explicit null is an answer, None; an absent key is the default."""
+        return None if self._is_none(key, default) else self.integer(key, default)
+
+    def optional_number(self, key: str, default: float | None) -> float | None:
+        """A finite positive number, or None as for :meth:`optional_integer`."""
+        return None if self._is_none(key, default) else self.number(key, default)
+
+    def _is_none(self, key: str, default: Any) -> bool:
+        return self.optional(key) is None and (key in self.values or default is None)
+
     def heads(self, default: int, default_kv: int | None = None) -> tuple[int, int]:
-        """Query heads and key-value heads; each of these serves equally many of those."""
+        """Query heads and key-value heads (null: as many); each of these serves equally many of those."""
         heads = self.integer("num_attention_heads", default)
+        if "num_key_value_heads" in self.values and self.values["num_key_value_heads"] is None:
+            default_kv = heads
         kv_heads = self.integer("num_key_value_heads", default_kv or heads)
         if heads % kv_heads:
-            raise self._wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads, which is {heads}")
+            raise self.wrong("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads, which is {heads}")
         return heads, kv_heads
+
+    def experts(self, default: int, default_chosen: int) -> tuple[int, int]:
+        """Experts, by either of transformers' words for their number, and how many of them each token gets."""
+        words = [key for key in ("num_experts", "num_local_experts") if self.optional(key) is not None]
+        counts = {key: self.count(key, default) for key in words}
+        if len(set(counts.values())) > 1:
+            raise self.wrong("num_local_experts", counts["num_local_experts"], f"num_experts, {counts['num_experts']}")
+        count = next(iter(counts.values()), default)
+        chosen = self.integer("num_experts_per_tok", default_chosen)
+        if 0 < count < chosen:
+            raise self.wrong("num_experts_per_tok", chosen, f"at most the number of experts, which is {count}")
+        return count, chosen
 
     def number(self, key: str, default: float | None) -> float:
         """A finite positive number."""
         return self._number(key, self._value(key, default))
 
+    def needed(self, key: str) -> float:
+        """A finite positive number that has to be there: an absent one is refused as a wrong one."""
+        return self._number(key, self.optional(key))
+
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""
         value = self._value(key, default)
         if not isinstance(value, bool):
-            raise self._wrong(key, value, "true or false")
+            raise self.wrong(key, value, "true or false")
         return value
 
     def choice(self, key: str, default: str, allowed: Sequence[str]) -> str:
@@ -89,6 +132,10 @@ class Config:
             )
         return str(value)
 
+    def activation(self, key: str, default: str) -> Activation:
+        """An activation, by any of transformers' words for it."""
+        return _ACTIVATIONS[self.choice(key, default, list(_ACTIVATIONS))]
+
     def must_be(self, key: str, allowed: Sequence[Any], reason: str) -> None:
         """Refuse every value of ``key`` outside ``allowed`` (absent and null count as None)."""
         value = self.optional(key)
@@ -102,40 +149,75 @@ class Config:
 
     def ignore(self, key: str, reason: str) -> None:
         """``key`` has no effect in this family, for ``reason``."""
-        self._accounted[key] = reason
+        self.accounted[key] = reason
 
-    def layer_kinds(self, depth: int, default: Sequence[str]) -> tuple[str, ...]:
+    def layer_kinds(
+        self, depth: int, default: Sequence[str], allowed: Sequence[str] = ("full_attention", "sliding_attention")
+    ) -> tuple[str, ...]:
         """``layer_types``, one word a layer, checked against ``num_hidden_layers``."""
         kinds = self.optional("layer_types")
         if kinds is None:
             return tuple(default)
         words = [str(kind) for kind in cast(list[Any], kinds)] if isinstance(kinds, list) else []
-        if len(words) != depth or set(words) - {"full_attention", "sliding_attention"}:
-            wanted = f"a list of {depth} words, full_attention or sliding_attention, one for each hidden layer"
-            raise self._wrong("layer_types", kinds, wanted)
+        if len(words) != depth or set(words) - set(allowed):
+            wanted = f"a list of {depth} words, {' or '.join(allowed)}, one for each hidden layer"
+            raise self.wrong("layer_types", kinds, wanted)
         return tuple(words)
 
-    def rope(self, dim: int, default_theta: float, context: int) -> Rope:
+    def rope(
+        self,
+        head_dim: int,
+        default_theta: float,
+        context: int,
+        *,
+        default_partial: float | None = None,
+        original: int | None = None,
+        pairing: Pairing = Pairing.HALVES,
+        aliases: Mapping[str, str] | None = None,
+        flat: tuple[str, str] = ("rope_theta", _PARTIAL),
+        default: Mapping[str, Any] | None = None,
+    ) -> Rope:
         """The RoPE of a model whose layers share one.
 
         ``rope_parameters`` is transformers 5's spelling, ``rope_theta`` and ``rope_scaling`` are 4's. As transformers
         resolves it: ``rope_scaling`` before ``rope_parameters``, a theta inside either before one beside it.
-        """
-        parameters = self._object("rope_parameters")
-        values = dict(self._object("rope_scaling") or parameters)
-        values.setdefault("rope_theta", self.number("rope_theta", default_theta))
-        return self._rope(values, dim, context)
 
-    def ropes_by_kind(self, dim: int, default_thetas: Mapping[str, float], context: int) -> dict[str, Rope]:
+        Args:
+            head_dim: of queries and keys.
+            default_theta: the class's.
+            context: ``max_position_embeddings``.
+            default_partial: the class's ``partial_rotary_factor``; None if its modeling code always turns whole heads.
+            original: the class's own ``original_max_position_embeddings``, which goes before the RoPE's.
+            pairing: the modeling code's.
+            aliases: the class's old words for types.
+            flat: the class's keys of theta and of the rotated part, outside of the two objects.
+            default: the class's ``rope_parameters``, where there is neither object.
+        """
+        parameters = (default or {}) if self.optional("rope_parameters") is None else self._object("rope_parameters")
+        values = dict(self._object("rope_scaling") or parameters)
+        values.setdefault("rope_theta", self.number(flat[0], default_theta))
+        if default_partial is not None:
+            values.setdefault(_PARTIAL, self.number(flat[1], default_partial))
+            head_dim = int(head_dim * self._number(f"RoPE {_PARTIAL}", values.pop(_PARTIAL)))
+        kind = values.get("rope_type") or values.get("type")
+        if aliases is not None and isinstance(kind, str) and kind in aliases:
+            kind = values["rope_type"] = aliases[kind]
+        if original is not None and kind in ("llama3", "yarn", "longrope"):
+            values[_ORIGINAL] = original
+        return self._rope(values, head_dim, context, pairing)
+
+    def ropes_by_kind(
+        self, dim: int, default_thetas: Mapping[str, float], context: int, flat: Mapping[str, str] = _FLAT_THETAS
+    ) -> dict[str, Rope]:
         """A RoPE for each layer type: nested ``rope_parameters`` (transformers 5) or the flat keys of 4.
 
         In the flat spelling ``rope_scaling`` and ``rope_theta`` are the full-attention layers' alone; the sliding
-        ones have ``rope_local_base_freq`` and no scaling.
+        ones have no scaling, and a theta by the key in ``flat``, or the default one if that has no key for them.
         """
         nested: dict[str, dict[str, Any]] = {kind: {} for kind in default_thetas}
         for kind, values in self._object("rope_parameters").items():
             if kind not in nested or not isinstance(values, dict):
-                raise self._wrong("rope_parameters", kind, f"one object for each of {', '.join(nested)}")
+                raise self.wrong("rope_parameters", kind, f"one object for each of {', '.join(nested)}")
             nested[kind] = dict(cast(dict[str, Any], values))
         scaling = self._object("rope_scaling")
         if "type" in scaling and "rope_type" not in scaling:
@@ -146,9 +228,9 @@ class Config:
                 hint="Write rope_type, with the value that the model was trained with.",
             )
         nested["full_attention"].update(scaling)
-        flat = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
         for kind, values in nested.items():
-            values.setdefault("rope_theta", self.number(flat[kind], default_thetas[kind]))
+            theta = self.number(flat[kind], default_thetas[kind]) if kind in flat else default_thetas[kind]
+            values.setdefault("rope_theta", theta)
         return {kind: self._rope(values, dim, context) for kind, values in nested.items()}
 
     def finish(self, ignored: Sequence[str] = ()) -> dict[str, str]:
@@ -160,7 +242,7 @@ class Config:
         Raises:
             ParitasError: ``config-key-unread``, with the keys that nobody accounts for; ``config-key-read``.
         """
-        if effective := [key for key in ignored if key in self.values and self._accounted.get(key) == "read"]:
+        if effective := [key for key in ignored if key in self.values and self.accounted.get(key) == "read"]:
             raise ParitasError(
                 "config-key-read",
                 f"{effective[0]} is declared without effect (--ignore-key), but the export reads it",
@@ -169,7 +251,7 @@ class Config:
             )
         reasons = {
             **IGNORABLE,
-            **self._accounted,
+            **self.accounted,
             **dict.fromkeys(ignored, "declared without effect (--ignore-key)"),
         }
         left = sorted(set(self.values) - set(reasons))
@@ -183,50 +265,67 @@ class Config:
             )
         return {key: reasons[key] for key in sorted(self.values) if reasons[key] != "read"}
 
-    def _rope(self, values: Mapping[str, Any], dim: int, context: int) -> Rope:
-        kind = values.get("rope_type") or values.get("type") or "default"
-        known = {"rope_theta", "rope_type", "type"}
-        if kind == "default":
-            scaling = None
-        elif kind == "linear":
-            known |= {"factor"}
-            scaling = Linear(self._rope_number(values, "factor"))
-        elif kind == "llama3":
-            known |= {"factor", "low_freq_factor", "high_freq_factor", _ORIGINAL}
-            scaling = Llama3(
-                factor=self._rope_number(values, "factor"),
-                low_freq_factor=self._rope_number(values, "low_freq_factor"),
-                high_freq_factor=self._rope_number(values, "high_freq_factor"),
-                original_context=self._integer(f"RoPE {_ORIGINAL}", values.get(_ORIGINAL) or context),
-            )
-        else:
+    def _rope(self, values: Mapping[str, Any], dim: int, context: int, pairing: Pairing = Pairing.HALVES) -> Rope:
+        inner = Config(values, f"{self.place}, RoPE")
+        words = (inner.optional("rope_type"), inner.optional("type"))
+        kind = words[0] or words[1] or "default"
+        if not isinstance(kind, str) or kind not in _SCALINGS:
             raise Unsupported(
                 "rope-type-unsupported",
-                f"rope_type {kind!r}; supported here: default, linear, llama3",
+                f"rope_type {kind!r}; supported here: {', '.join(_SCALINGS)}",
                 place=self.place,
                 hint="This RoPE scaling is not implemented. Nothing was written.",
             )
-        if left := sorted(set(values) - known):
+        theta = inner.number("rope_theta", None)
+        scaling = _SCALINGS[kind](inner, dim, context)
+        if left := sorted(set(values) - set(inner.accounted)):
             raise ParitasError(
                 "config-key-unread",
                 f"nothing reads {', '.join(left)} of a RoPE of type {kind}",
                 place=self.place,
                 hint="A RoPE parameter that is not understood may change the computation.",
             )
-        return Rope(theta=self._rope_number(values, "rope_theta"), dim=dim, scaling=scaling)
+        if dim < 2 or dim % 2:
+            raise self.wrong("RoPE dim", dim, "an even number of a head's elements")
+        return Rope(theta=theta, dim=dim, scaling=scaling, pairing=pairing)
 
-    def _rope_number(self, values: Mapping[str, Any], key: str) -> float:
-        return self._number(f"RoPE {key}", values.get(key))
+    def marks(self, key: str, default: Sequence[bool]) -> tuple[bool, ...]:
+        """A list of at least as many 0, 1, true or false as ``default`` has; as many are taken."""
+        value = self._value(key, list(default))
+        if (
+            not isinstance(value, list)
+            or len(cast(list[Any], value)) < len(default)
+            or any(each not in (0, 1) for each in cast(list[Any], value))
+        ):
+            raise self.wrong(key, value, f"a list of {len(default)} times 0 or 1")
+        return tuple(bool(each) for each in cast(list[Any], value)[: len(default)])
+
+    def layer_numbers(self, key: str) -> frozenset[int] | None:
+        """A list of layers, counted from 0; None if there is none."""
+        value = self.optional(key)
+        if value is None:
+            return None
+        numbers = cast(list[Any], value) if isinstance(value, list) else [None]
+        if any(type(each) is not int or each < 0 for each in numbers):
+            raise self.wrong(key, value, "a list of layer numbers")
+        return frozenset(numbers)
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of ``count`` positive numbers."""
+        value = self._value(key, None)
+        if not isinstance(value, list) or len(cast(list[Any], value)) != count:
+            raise self.wrong(key, value, f"a list of {count} numbers")
+        return tuple(self._number(key, each) for each in cast(list[Any], value))
 
     def _integer(self, key: str, value: Any, most: int = _LARGEST) -> int:
         if not _is_number(value) or not 1 <= value <= most or value != int(value):
             limit = f" up to {most:,}" if _is_number(value) and value > most else ""
-            raise self._wrong(key, value, f"a positive integer{limit}")
+            raise self.wrong(key, value, f"a positive integer{limit}")
         return int(value)
 
     def _number(self, key: str, value: Any) -> float:
         if not _is_number(value) or not 0 < value <= sys.float_info.max:
-            raise self._wrong(key, value, "a positive number")
+            raise self.wrong(key, value, "a positive number")
         return float(value)
 
     def _object(self, key: str) -> Mapping[str, Any]:
@@ -234,7 +333,7 @@ class Config:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            raise self._wrong(key, value, "an object")
+            raise self.wrong(key, value, "an object")
         return cast(dict[str, Any], value)
 
     def _value(self, key: str, default: Any) -> Any:
@@ -248,7 +347,8 @@ class Config:
             )
         return default if value is None else value
 
-    def _wrong(self, key: str, value: Any, wanted: str) -> ParitasError:
+    def wrong(self, key: str, value: Any, wanted: str) -> ParitasError:
+        """An error about the value of ``key``: what it is, and what it has to be."""
         return ParitasError(
             "config-value-wrong",
             f"{key} is {value!r}; it has to be {wanted}",
@@ -262,3 +362,62 @@ class Config:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _linear(rope: Config, dim: int, context: int) -> Scaling:
+    return Linear(rope.needed("factor"))
+
+
+def _dynamic(rope: Config, dim: int, context: int) -> Scaling:
+    if dim == 2:
+        raise rope.wrong("dim", dim, "more than 2 elements of a head, for dynamic scaling")
+    return Dynamic(rope.needed("factor"), context)
+
+
+def _llama3(rope: Config, dim: int, context: int) -> Scaling:
+    return Llama3(
+        factor=rope.needed("factor"),
+        low_freq_factor=rope.needed("low_freq_factor"),
+        high_freq_factor=rope.needed("high_freq_factor"),
+        original_context=rope.integer(_ORIGINAL, context),
+    )
+
+
+def _yarn(rope: Config, dim: int, context: int) -> Scaling:
+    factor = rope.needed("factor")
+    mscales = [rope.number(key, None) for key in ("mscale", "mscale_all_dim") if rope.optional(key)]
+    over, under = mscales if len(mscales) == 2 else (1.0, 0.0)  # one alone is without effect
+    return Yarn(
+        factor=factor,
+        original_context=rope.integer(_ORIGINAL, context),
+        beta_fast=rope.number("beta_fast", 32),
+        beta_slow=rope.number("beta_slow", 1),
+        truncate=rope.flag("truncate", True),
+        attention_factor=rope.number("attention_factor", _mscale(factor, over) / _mscale(factor, under)),
+    )
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _longrope(rope: Config, dim: int, context: int) -> Scaling:
+    original = rope.integer(_ORIGINAL, context)
+    factor = rope.number("factor", context / original)
+    attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    return LongRope(
+        short=rope.numbers("short_factor", dim // 2),
+        long=rope.numbers("long_factor", dim // 2),
+        original_context=original,
+        attention_factor=rope.number("attention_factor", attention_factor),
+    )
+
+
+_SCALINGS: Mapping[str, Callable[[Config, int, int], Scaling | None]] = {
+    "default": lambda rope, dim, context: None,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}

@@ -10,7 +10,7 @@ from paritas.families import family_of
 from paritas.runtime.package import Package
 from paritas.runtime.ports import read_ports
 from paritas.runtime.proto import operators
-from paritas.spec import Layer, Linear, Llama3, Rope
+from paritas.spec import Layer, Rope
 
 
 def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def layer_table(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "kind": layer["kind"].removesuffix("_attention"),
             "heads/kv": f"{layer['heads']}/{layer['kv_heads']}",
             "head_dim": layer["head_dim"],
-            "theta": layer["rope_theta"],
+            "theta": layer["rope_theta"] or "none",
             "factor": layer["rope_scaling"] or "",
             "window": layer["window"] or "",
             "mlp": layer["mlp"],
@@ -106,9 +106,11 @@ def _layer(index: int, layer: Layer) -> dict[str, Any]:
         "kv_heads": attention.kv_heads,
         "head_dim": attention.head_dim,
         "scale": attention.scale,
-        "rope_theta": attention.rope.theta,
-        "rope_scaling": _scaling(attention.rope),
+        "rope_theta": None if attention.rope is None else attention.rope.theta,
+        "rope_dim": None if attention.rope is None else attention.rope.dim,
+        "rope_scaling": None if attention.rope is None else _scaling(attention.rope),
         "window": attention.window,
+        "softcap": attention.softcap,
         "qk_norm": attention.qk_norm is not None,
         "mlp": layer.mlp.width,
         "activation": layer.mlp.activation.value,
@@ -116,10 +118,8 @@ def _layer(index: int, layer: Layer) -> dict[str, Any]:
 
 
 def _scaling(rope: Rope) -> str | None:
-    match rope.scaling:
-        case None:
-            return None
-        case Linear(factor):
-            return f"linear {factor:g}"
-        case Llama3(factor):
-            return f"llama3 {factor:g}"
+    """The kind, and the factor where there is one: ``linear 8``."""
+    if rope.scaling is None:
+        return None
+    factor = getattr(rope.scaling, "factor", None)
+    return type(rope.scaling).__name__.lower() + ("" if factor is None else f" {factor:g}")

@@ -84,7 +84,7 @@ def prepare(checkpoint: Checkpoint, target: Target, options: Options) -> Plan:
     target.check(spec)
     context = _context(spec, options.context)
     tensors = account.renamed(checkpoint.tensors, family.RENAMES)
-    graph = Graph(tensors, target.opsets)
+    graph = Graph(tensors, target.opsets(spec))
     build(graph, spec, target, context)
     rules = [*family.DROPPED, *((pattern, "declared without effect (--drop)") for pattern in options.drop)]
     runtime_config, lost = genai_config(
@@ -93,7 +93,7 @@ def prepare(checkpoint: Checkpoint, target: Target, options: Options) -> Plan:
         str(checkpoint.config["model_type"]),
         token_ids(checkpoint.generation, checkpoint.config, family.TOKEN_IDS),
         checkpoint.generation,
-        shared_buffer=target.shares_cache_buffers,
+        shared_buffer=target.shares_cache_buffers(spec),
         context=context,
     )
     return Plan(
@@ -128,11 +128,11 @@ def read_spec(family: Family, config: Config) -> Decoder:
 
 def _context(spec: Decoder, wanted: int | None) -> int:
     if wanted is None:
-        return spec.context
-    if not 1 <= wanted <= spec.context:
+        return spec.reach
+    if not 1 <= wanted <= spec.reach:
         raise ParitasError(
             "context-too-long",
-            f"--context {wanted:,} is not between 1 and the checkpoint's {spec.context:,} positions",
+            f"--context {wanted:,} is not between 1 and the checkpoint's {spec.reach:,} positions",
             hint="Leave --context out to cover all of them; a longer context needs a checkpoint that was made for it.",
         )
     return wanted

@@ -5,7 +5,7 @@ initializer of the graph can be accounted for.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,22 @@ class Stored(Weight):
         yield from _by_rows(self.shape, self._tensor.rows)
 
 
+class Rows(Weight):
+    """Rows ``[start, stop)`` of a checkpoint tensor, range after range: one part of a packed projection."""
+
+    def __init__(self, tensor: Tensor, ranges: Sequence[tuple[int, int]]) -> None:
+        self.shape = (sum(stop - start for start, stop in ranges), *tensor.shape[1:])
+        self.sources = (tensor.name,)
+        self._tensor = tensor
+        self._ranges = ranges
+
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """The ranges in turn, widened to fp32."""
+        for first, last in self._ranges:
+            shape = (last - first, *self.shape[1:])
+            yield from _by_rows(shape, lambda start, stop, at=first: self._tensor.rows(at + start, at + stop))
+
+
 class Computed(Weight):
     """A table that a formula gives, row by row: ``rows(start, stop)`` returns ``[stop - start, ...]``."""
 
@@ -71,6 +87,22 @@ class Computed(Weight):
     def blocks(self) -> Iterator[NDArray[np.float32]]:
         """Rows of the formula."""
         yield from _by_rows(self.shape, self._rows)
+
+
+class Stack(Weight):
+    """Equal parts on a new first axis, [count, *part]; ``part(index)`` gives one, and one is in memory at a time."""
+
+    def __init__(
+        self, shape: tuple[int, ...], sources: tuple[str, ...], part: Callable[[int], NDArray[np.float32]]
+    ) -> None:
+        self.shape = shape
+        self.sources = sources
+        self.part = part
+
+    def blocks(self) -> Iterator[NDArray[np.float32]]:
+        """Part after part."""
+        for index in range(self.shape[0]):
+            yield self.part(index)[np.newaxis]
 
 
 class _Offset(Weight):

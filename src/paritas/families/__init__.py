@@ -5,7 +5,8 @@ A family is a module of this package with
 * ``MODEL_TYPES``: the ``model_type`` words of config.json that it reads;
 * ``read(config) -> Decoder``;
 * ``TOKEN_IDS``: the configuration class's defaults of bos, eos and pad;
-* ``RENAMES``: (prefix in the checkpoint, prefix in the text model), for checkpoints that hold more than the text model;
+* ``RENAMES``: (prefix in the checkpoint, prefix in the text model), where the checkpoint's names are not those of the
+  graph (``model.layers.0.self_attn.q_proj``); a ``*`` stands for a part between two dots, mostly a layer's number;
 * ``DROPPED``: (pattern of tensor names, reason) of what the text model does not compute with.
 
 A module that is here is found; there is no list to edit.
@@ -14,7 +15,8 @@ A module that is here is found; there is no list to edit.
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Protocol, cast
 
@@ -27,7 +29,7 @@ class Family(Protocol):
     """What a family's module provides."""
 
     MODEL_TYPES: tuple[str, ...]
-    TOKEN_IDS: Mapping[str, int]
+    TOKEN_IDS: Mapping[str, int | list[int]]
     RENAMES: tuple[tuple[str, str], ...]
     DROPPED: tuple[tuple[str, str], ...]
 
@@ -75,3 +77,13 @@ def family_of(config: Config) -> Family:
         hint=(f"The closest supported one is {close[0]!r}. " if close else "")
         + "How to add a family: docs/how-to/add-a-model.md",
     )
+
+
+def text_name(name: str, renames: Sequence[tuple[str, str]]) -> str:
+    """A tensor's name in the text model, by the first of a family's ``RENAMES`` that knows it."""
+    for old, new in renames:
+        if found := re.match(re.escape(old).replace(r"\*", r"([^.]+)"), name):
+            for part in found.groups():
+                new = new.replace("*", part, 1)
+            return new + name[found.end() :]
+    return name

@@ -4,7 +4,7 @@ Source: transformers models/gemma3/{configuration,modeling}_gemma3.py.
 """
 
 from paritas.config import Config
-from paritas.spec import SANDWICH_NORMS, Activation, Attention, Decoder, Layer, Mlp, Norm, Rope
+from paritas.spec import SANDWICH_NORMS, Attention, Decoder, Layer, Mlp, Norm, QkNorm, Rope
 
 MODEL_TYPES = ("gemma3_text",)
 TOKEN_IDS = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
@@ -51,7 +51,7 @@ def _layers_by_kind(config: Config, norm: Norm, context: int) -> dict[str, Layer
     windows = {"full_attention": None, "sliding_attention": config.integer("sliding_window", 4096)}
     mlp = Mlp(
         width=config.integer("intermediate_size", 9216),
-        activation=Activation(config.choice("hidden_activation", "gelu_pytorch_tanh", list(Activation))),
+        activation=config.activation("hidden_activation", "gelu_pytorch_tanh"),
     )
 
     def attention(kind: str, rope: Rope) -> Attention:
@@ -62,7 +62,7 @@ def _layers_by_kind(config: Config, norm: Norm, context: int) -> dict[str, Layer
             scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
             rope=rope,
             window=windows[kind],
-            qk_norm=norm,
+            qk_norm=QkNorm(norm),
             qkv_bias=bias,
             output_bias=bias,
         )

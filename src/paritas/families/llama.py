@@ -4,7 +4,7 @@ Source: transformers models/llama/{configuration,modeling}_llama.py.
 """
 
 from paritas.config import Config
-from paritas.spec import PRE_NORMS, Activation, Attention, Decoder, Layer, Mlp, Norm
+from paritas.spec import PRE_NORMS, Attention, Decoder, Layer, Mlp, Norm
 
 MODEL_TYPES = ("llama",)
 TOKEN_IDS = {"bos_token_id": 1, "eos_token_id": 2}
@@ -25,7 +25,7 @@ def read(config: Config) -> Decoder:
     config.ignore("is_llama_config", "who wrote the file")
     layer = Layer(
         kind="full_attention",
-        attention=Attention(
+        mixer=Attention(
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
@@ -36,7 +36,7 @@ def read(config: Config) -> Decoder:
         ),
         mlp=Mlp(
             width=config.integer("intermediate_size", 11_008),
-            activation=Activation(config.choice("hidden_act", "silu", list(Activation))),
+            activation=config.activation("hidden_act", "silu"),
             bias=config.flag("mlp_bias", False),
         ),
         norm=norm,

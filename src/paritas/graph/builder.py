@@ -1,6 +1,6 @@
 """A graph under construction: scoped names, operators, and initializers that remember the weight they come from."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from onnxscript import GraphBuilder
 
 from paritas.checkpoint import Tensor
 from paritas.errors import ParitasError
-from paritas.weights import Stored, Weight
+from paritas.weights import Rows, Stored, Weight
 
 
 class Graph:
@@ -58,6 +58,29 @@ class Graph:
         Raises:
             ParitasError: ``tensor-missing``; ``tensor-shape-wrong`` if it is not of the shape that the spec gives.
         """
+        return Stored(self._tensor(name, shape))
+
+    def packed(self, name: str, shape: tuple[int, ...], ranges: Sequence[tuple[int, int]]) -> Weight:
+        """Rows ``[start, stop)`` of the checkpoint tensor ``name`` [of ``shape``], range after range.
+
+        Raises:
+            ParitasError: as :meth:`stored`.
+        """
+        return Rows(self._tensor(name, shape), ranges)
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has a tensor ``name`` of the present scope."""
+        return self._name(name) in self._tensors
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The same as it lies in the checkpoint, for a weight that is made of parts of it.
+
+        Raises:
+            ParitasError: as :meth:`stored`.
+        """
+        return self._tensor(name, shape)
+
+    def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         full = self._name(name)
         tensor = self._tensors.get(full)
         if tensor is None:
@@ -74,7 +97,7 @@ class Graph:
                 place=tensor.place,
                 hint="Configuration and weights are of different models.",
             )
-        return Stored(tensor)
+        return tensor
 
     def parameter(self, name: str, weight: Weight) -> ir.Value:
         """An initializer whose data is written later, from ``weight``. One name is one initializer."""
@@ -106,6 +129,27 @@ class Graph:
     def scalar(self, value: float, name: str) -> ir.Value:
         """An fp32 number, rounded once, here."""
         return self.constant(np.array(value, np.float32), name)
+
+    def body(
+        self, name: str, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], trace: Callable[..., Any]
+    ) -> ir.Graph:
+        """The body of a Loop, by ``trace(*inputs)``, within which ``op`` writes into it.
+
+        Args:
+            name: of the body.
+            inputs, outputs: names, types and shapes.
+            trace: returns the outputs. It may use values of the graph around it, constants and parameters.
+        """
+        around = self.op
+
+        def inside(op: Any, *values: ir.Value) -> Any:
+            self.op = op
+            return trace(*values)
+
+        try:
+            return self._builder.subgraph(inside, inputs, outputs, name=name)
+        finally:
+            self.op = around
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
         """A graph input."""

@@ -1,9 +1,21 @@
-"""A linear layer of the checkpoint."""
+"""A linear layer of the checkpoint: a module of its own, or some rows of a packed one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from paritas.graph.builder import Graph
 from paritas.targets.base import Target
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of the module ``name`` of the scope above, whose weight has ``rows`` in all."""
+
+    name: str
+    rows: int
+    ranges: Sequence[tuple[int, int]]
 
 
 def linear(
@@ -13,3 +25,15 @@ def linear(
     with graph.scope(name):
         y = target.linear(graph, x, graph.stored("weight", (outputs, inputs)))
         return graph.op.Add(y, graph.parameter("bias", graph.stored("bias", (outputs,)))) if bias else y
+
+
+def linear_part(
+    graph: Graph, target: Target, name: str, part: Part, x: ir.Value, inputs: int, bias: bool = False
+) -> ir.Value:
+    """The same with a part of a packed module; the graph calls it ``name``, as if it were one of its own."""
+    with graph.scope(part.name):
+        weight = graph.packed("weight", (part.rows, inputs), part.ranges)
+        offset = graph.packed("bias", (part.rows,), part.ranges) if bias else None
+    with graph.scope(name):
+        y = target.linear(graph, x, weight)
+        return y if offset is None else graph.op.Add(y, graph.parameter("bias", offset))

@@ -18,12 +18,13 @@ themselves. A difference that one last bit of a frequency explains is the refere
 """
 
 import math
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paritas.spec import Linear, Llama3, Rope
+from paritas.spec import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 
 Float32: TypeAlias = NDArray[np.float32]
 
@@ -44,36 +45,102 @@ _LN2_HIGH: Final = 0.693145751953125  # so short that its product with a small i
 _LN2_LOW: Final = np.float32(1.428606765330187045e-06)
 
 
-def inverse_frequencies(rope: Rope) -> Float32:
-    """Radians per position of each rotated pair, shape ``[dim / 2]``.
+def inverse_frequencies(rope: Rope, length: int = 1) -> Float32:
+    """Radians per position of each rotated pair, shape ``[dim / 2]``; of a LongRoPE, within its original context.
 
+    ``length`` is that of the call, in positions, which dynamic scaling depends on.
     ``theta ** (-2i / dim)``, then scaled. Every step is transformers' own, in its order and in fp32; torch
     reads ``scalar / tensor`` as a reciprocal and a product. The module says what is exact.
     """
     exponents = np.arange(0, rope.dim, 2, dtype=np.float32) / np.float32(rope.dim)
-    frequencies = np.float32(1) / _power(rope.theta, exponents)
+    periods = _power(_base(rope, length), exponents)
     match rope.scaling:
-        case None:
-            return frequencies
+        case None | Dynamic():
+            return np.float32(1) / periods
         case Linear(factor):
-            return frequencies / np.float32(factor)
+            return np.float32(1) / periods / np.float32(factor)
         case Llama3():
-            return _llama3(frequencies, rope.scaling)
+            return _llama3(np.float32(1) / periods, rope.scaling)
+        case Yarn():
+            return _yarn(periods, rope.theta, rope.scaling)
+        case LongRope(short):
+            return np.float32(1) / (np.array(short, np.float32) * periods)
+
+
+def far(rope: Rope) -> Rope:
+    """The RoPE of a call that reaches beyond a LongRoPE's original context, as one that never changes."""
+    assert isinstance(rope.scaling, LongRope)
+    return replace(rope, scaling=replace(rope.scaling, short=rope.scaling.long))
+
+
+def switch(rope: Rope | None, context: int) -> int | None:
+    """The length beyond which every position of a call is rotated otherwise; None if it is not within ``context``."""
+    original = rope.scaling.original_context if rope and isinstance(rope.scaling, LongRope) else context
+    return original if original < context else None
 
 
 def tables(rope: Rope, start: int, stop: int) -> tuple[Float32, Float32]:
     """Cosine and sine at positions ``start`` to ``stop - 1``, each of shape ``[stop - start, dim / 2]``.
 
     The angle (radians) is the fp32 product of position and frequency; its cosine and sine are taken in fp64
-    and rounded once, so they may differ from torch's by one last bit (6e-8). A caller bounds memory by asking
-    for a block of rows: no more than three fp32 arrays of the block's shape are held.
+    and rounded once, so they may differ from torch's by one last bit (6e-8). The attention factor, where there is
+    one, multiplies them in fp32. A caller bounds memory by asking for a block of rows: no more than three fp32
+    arrays of the block's shape are held.
     """
     positions = np.arange(start, stop, dtype=np.float32)
     angles = positions[:, None] * inverse_frequencies(rope)
     cos, sin = np.empty_like(angles), np.empty_like(angles)
     np.cos(angles, out=cos, dtype=np.float64, casting="same_kind")
     np.sin(angles, out=sin, dtype=np.float64, casting="same_kind")
+    if rope.attention_factor != 1.0:
+        cos *= np.float32(rope.attention_factor)
+        sin *= np.float32(rope.attention_factor)
     return cos, sin
+
+
+def stacked_tables(rope: Rope, context: int, start: int, stop: int) -> tuple[Float32, Float32]:
+    """Rows ``start`` to ``stop - 1`` of the tables that a graph holds.
+
+    Those of positions ``0`` to ``context - 1``. Where the RoPE has a :func:`switch`, that many rows for calls within
+    it come first, and ``context`` rows for calls beyond it follow.
+    """
+    border = switch(rope, context)
+    if border is None:
+        return tables(rope, start, stop)
+    near = tables(rope, min(start, border), min(stop, border))
+    beyond = tables(far(rope), max(start - border, 0), max(stop - border, 0))
+    return np.concatenate([near[0], beyond[0]]), np.concatenate([near[1], beyond[1]])
+
+
+def _base(rope: Rope, length: int) -> float:
+    """theta; of dynamic scaling, as transformers forms it for a call of ``length`` positions."""
+    if not isinstance(rope.scaling, Dynamic):
+        return rope.theta
+    factor, original, power = rope.scaling.factor, rope.scaling.original_context, rope.dim / (rope.dim - 2)
+    if length <= original:  # Python's numbers; beyond, the length is a tensor, and all is fp32
+        return rope.theta * (factor * 1.0 - (factor - 1)) ** power
+    stretch = np.float32(factor) * np.float32(length) / np.float32(original) - np.float32(factor - 1)
+    return float(np.float32(rope.theta) * np.float32(float(stretch) ** power))
+
+
+def _yarn(periods: Float32, theta: float, scaling: Yarn) -> Float32:
+    """YaRN's ramp from kept to divided frequencies, over the pairs."""
+    pairs = periods.size
+    low = _pair_of_turns(scaling.beta_fast, 2 * pairs, theta, scaling)
+    high = _pair_of_turns(scaling.beta_slow, 2 * pairs, theta, scaling)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    width = high - low or 0.001
+    ramp = np.clip((np.arange(pairs, dtype=np.float32) - np.float32(low)) / np.float32(width), 0, 1).astype(np.float32)
+    keep = (np.float32(1) - ramp).astype(np.float32)
+    kept, divided = np.float32(1) / periods, np.float32(1) / (np.float32(scaling.factor) * periods)
+    return (divided * (np.float32(1) - keep) + kept * keep).astype(np.float32)
+
+
+def _pair_of_turns(turns: float, dim: int, theta: float, scaling: Yarn) -> float:
+    """The pair that turns so often within the original context, between two pairs too."""
+    return dim * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 
 def _llama3(frequencies: Float32, scaling: Llama3) -> Float32:

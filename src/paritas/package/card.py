@@ -32,7 +32,10 @@ _MEANING = {
     "proven": "Every probe agrees with transformers within 5 times the reference's own noise floor.",
     "not tested": "**This package was not verified.** Whether it computes what the checkpoint computes is not known.",
 }
-_VERIFIED = "`evidence/evidence.json` is that of its verification: versions, hashes, prompts, floors, differences."
+_VERIFIED = (
+    "`evidence/evidence.json` is that of its verification: versions, hashes, prompts, floors, differences; "
+    "`evidence/report.html` shows it."
+)
 _UNPROVEN = (
     "**This package is not proven.** It was kept on request (`--allow-unproven`); do not ship it. See `evidence/`."
 )

@@ -1,13 +1,14 @@
 """genai_config.json: what ORT GenAI needs, from the graph's own inputs and the checkpoint's own defaults."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import onnx_ir as ir
 
 from paritas.errors import ParitasError
-from paritas.spec import Decoder
+from paritas.spec import Attention, Decoder, LongRope, ShortConvolution
 
 # ORT GenAI's parser is strict: these are the generation defaults that it has a place for. The neutral value of each is
 # written when the checkpoint says nothing, since the runtime's own default differs for some.
@@ -40,7 +41,22 @@ _NOT_SEARCH = {
     "output_hidden_states",
 }
 # ORT GenAI's class by model_type; anything else that is a plain decoder runs as "decoder".
-_TYPES = {"llama": "llama", "gemma3_text": "gemma3_text"}
+_TYPES = frozenset(
+    {
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "granite",
+        "lfm2",
+        "llama",
+        "mistral",
+        "nemotron",
+        "phi3",
+        "qwen2",
+        "qwen3",
+        "smollm3",
+    }
+)
 
 
 def genai_config(
@@ -67,7 +83,8 @@ def genai_config(
     Raises:
         ParitasError: ``generation-value-wrong``.
     """
-    attention = spec.layers[0].attention
+    attention = next(layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention))
+    convolutions = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, ShortConvolution)]
     inputs = [value.name or "" for value in graph.inputs]
     outputs = [value.name or "" for value in graph.outputs]
     config: dict[str, Any] = {
@@ -84,17 +101,20 @@ def genai_config(
                     "attention_mask": "attention_mask",
                     "past_key_names": _pattern(inputs, "past_key_values", "key"),
                     "past_value_names": _pattern(inputs, "past_key_values", "value"),
+                    **({"past_conv_names": _pattern(inputs, "past", "conv")} if convolutions else {}),
                 },
                 "outputs": {
                     "logits": "logits",
                     "present_key_names": _pattern(outputs, "present", "key"),
                     "present_value_names": _pattern(outputs, "present", "value"),
+                    **({"present_conv_names": _pattern(outputs, "present", "conv")} if convolutions else {}),
                 },
                 "num_attention_heads": attention.heads,
-                "num_hidden_layers": sum(name.endswith(".key") for name in inputs),
+                "num_hidden_layers": sum(name.endswith((".key", ".conv")) for name in inputs),
                 "num_key_value_heads": attention.kv_heads,
+                **_layers_apart(spec, convolutions),
             },
-            "type": _TYPES.get(model_type, "decoder"),
+            "type": _type(model_type, spec),
             "vocab_size": spec.vocab,
         },
         "search": {key: _search_value(generation, key) for key in _SEARCH}
@@ -104,7 +124,27 @@ def genai_config(
     return config, lost
 
 
-def token_ids(generation: Mapping[str, Any], config: Mapping[str, Any], defaults: Mapping[str, int]) -> dict[str, Any]:
+def _layers_apart(spec: Decoder, convolutions: Sequence[ShortConvolution]) -> dict[str, Any]:
+    """Which layers have which state, where not all have keys and values."""
+    if not convolutions:
+        return {}
+    return {"layer_types": [layer.kind for layer in spec.layers], "conv_cache_size": convolutions[0].kernel - 1}
+
+
+def _type(model_type: str, spec: Decoder) -> str:
+    """ORT GenAI's own class, or ``decoder``.
+
+    With RoPE that changes with the length it is ``decoder`` too: the class of phi3 computes the cache anew at 4,097
+    tokens, which transformers' ``generate`` does and its ``forward`` does not, and the graph is held against that.
+    """
+    ropes = [layer.mixer.rope for layer in spec.layers if isinstance(layer.mixer, Attention)]
+    changing = any(rope is not None and isinstance(rope.scaling, LongRope) for rope in ropes)
+    return "decoder" if changing or model_type not in _TYPES else model_type
+
+
+def token_ids(
+    generation: Mapping[str, Any], config: Mapping[str, Any], defaults: Mapping[str, int | list[int]]
+) -> dict[str, Any]:
     """bos, eos and pad ids as transformers resolves them.
 
     generation_config.json goes before config.json, and that before the class's defaults. A list of eos ids is kept
@@ -165,7 +205,6 @@ def _search_value(generation: Mapping[str, Any], key: str) -> Any:
 
 
 def _pattern(names: Sequence[str], prefix: str, part: str) -> str:
-    pattern = f"{prefix}.%d.{part}"
-    if f"{prefix}.0.{part}" not in names:
-        raise RuntimeError(f"the graph has no {prefix}.0.{part}")
-    return pattern
+    if not any(re.fullmatch(rf"{prefix}\.\d+\.{part}", name) for name in names):
+        raise RuntimeError(f"the graph has no {prefix}.N.{part}")
+    return f"{prefix}.%d.{part}"

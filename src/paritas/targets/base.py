@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import onnx_ir as ir
 
 from paritas.graph.builder import Graph
-from paritas.graph.rope import tables
-from paritas.spec import Attention, Decoder, Rope
-from paritas.weights import Computed, Weight
+from paritas.spec import Attention, Decoder, Experts, Layer, Rope
+from paritas.weights import Stack, Weight
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,53 @@ class Step:
     context: int
 
 
+@dataclass(frozen=True)
+class RmsScale:
+    """What an RMSNorm multiplies by: weight [width], offset included."""
+
+    weight: ir.Value
+    eps: float
+
+
+@dataclass(frozen=True)
+class LayerScale:
+    """What a LayerNorm multiplies by and adds: weight and bias [width]."""
+
+    weight: ir.Value
+    bias: ir.Value | None
+    eps: float
+
+
+Scale = RmsScale | LayerScale
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """What the experts of a layer multiply by and add: gate and up [experts, width, hidden], down transposed; biases.
+
+    Biases are [experts, width] and [experts, hidden], and there are all or none.
+    """
+
+    gate: Stack
+    up: Stack
+    down: Stack
+    gate_bias: Stack | None = None
+    up_bias: Stack | None = None
+    down_bias: Stack | None = None
+
+
 class Target(ABC):
     """How each operation is written in ONNX."""
 
     name: ClassVar[str]
-    opsets: ClassVar[Mapping[str, int]]
-    shares_cache_buffers: ClassVar[bool]  # attention writes the present cache over the past one
+
+    @abstractmethod
+    def opsets(self, spec: Decoder) -> Mapping[str, int]:
+        """Versions of the operator sets that the graph needs, by domain."""
+
+    @abstractmethod
+    def shares_cache_buffers(self, spec: Decoder) -> bool:
+        """Whether every attention writes the present cache over the past one."""
 
     @abstractmethod
     def check(self, spec: Decoder) -> None:
@@ -40,18 +81,24 @@ class Target(ABC):
         """
 
     @abstractmethod
+    def falls_back(self, layer: Layer) -> str | None:
+        """Why a layer is not written in this target's first choice of operators, and in which; None if it is."""
+
+    @abstractmethod
     def begin(self, graph: Graph, spec: Decoder, context: int, ids: ir.Value, mask: ir.Value) -> Step:
         """Values that all layers share: positions, masks, lengths. ids [batch, sequence], mask [batch, total]."""
 
     @abstractmethod
-    def norm(self, graph: Graph, x: ir.Value, scale: ir.Value, eps: float) -> ir.Value:
-        """RMSNorm over the last axis, accumulated in fp32."""
+    def norm(self, graph: Graph, x: ir.Value, scale: Scale) -> ir.Value:
+        """RMSNorm or LayerNorm over the last axis, accumulated in fp32."""
 
     @abstractmethod
-    def add_norm(
-        self, graph: Graph, x: ir.Value, delta: ir.Value, scale: ir.Value, eps: float
-    ) -> tuple[ir.Value, ir.Value]:
-        """RMSNorm of ``x + delta``; returns the norm and the sum."""
+    def add_norm(self, graph: Graph, x: ir.Value, delta: ir.Value, scale: Scale) -> tuple[ir.Value, ir.Value]:
+        """The norm of ``x + delta``; returns the norm and the sum."""
+
+    @abstractmethod
+    def rotate(self, graph: Graph, step: Step, rope: Rope, heads: int, head_dim: int, x: ir.Value) -> ir.Value:
+        """RoPE by itself, for attention that wants it done: x [batch, sequence, heads * head_dim]."""
 
     @abstractmethod
     def attention(
@@ -63,8 +110,25 @@ class Target(ABC):
         k: ir.Value,
         v: ir.Value,
         past: tuple[ir.Value, ir.Value],
+        sinks: ir.Value | None,
     ) -> tuple[ir.Value, tuple[ir.Value, ir.Value]]:
-        """RoPE on q and k, cache, masked softmax. q [batch, sequence, heads * head_dim], k and v with kv_heads."""
+        """RoPE on q and k, cache, masked softmax. q [batch, sequence, heads * head_dim], k and v with kv_heads.
+
+        ``spec`` without a RoPE rotates nothing. ``sinks`` [heads] are scores that take their share and give nothing.
+        """
+
+    @abstractmethod
+    def experts(self, graph: Graph, spec: Experts, x: ir.Value, scores: ir.Value, weights: ExpertWeights) -> ir.Value:
+        """Each token's best experts by ``scores`` [batch, sequence, experts], weighed and summed: as ``x`` in shape."""
+
+    @abstractmethod
+    def convolution(
+        self, graph: Graph, x: ir.Value, weight: ir.Value, bias: ir.Value | None, past: ir.Value
+    ) -> tuple[ir.Value, ir.Value]:
+        """Each channel of x [batch, channels, sequence] by its own kernel, of weight [channels, 1, kernel].
+
+        ``past`` [batch, channels, kernel - 1] comes before x; also returns as many last columns of the two.
+        """
 
     @abstractmethod
     def head(self, graph: Graph, x: ir.Value, table: ir.Value, hidden: int, vocab: int) -> ir.Value:
@@ -75,11 +139,18 @@ class Target(ABC):
         return graph.op.MatMul(x, graph.parameter("weight", weight.T))
 
 
-def rope_tables(graph: Graph, rope: Rope, context: int) -> tuple[ir.Value, ir.Value]:
-    """cos and sin, [context, dim / 2]: one pair for each distinct Rope, so that no layer can use another one's."""
-    name = f"rope.{rope.theta:g}.{rope.dim}" + (f".{rope.scaling}" if rope.scaling else "")
-    shape = (context, rope.dim // 2)
-    with graph.root():
-        cos = graph.parameter(f"{name}.cos", Computed(shape, lambda start, stop: tables(rope, start, stop)[0]))
-        sin = graph.parameter(f"{name}.sin", Computed(shape, lambda start, stop: tables(rope, start, stop)[1]))
-    return cos, sin
+def attentions(spec: Decoder) -> list[Attention]:
+    """Of the layers that attend."""
+    return [layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention)]
+
+
+def positions(graph: Graph, ids: ir.Value, mask: ir.Value) -> ir.Value:
+    """The position of each token of the call, [batch, sequence]: real tokens before it; of padding, any."""
+    op = graph.op
+    one = graph.constant(np.array(1), "one")
+    zero = graph.constant(np.array(0), "zero")
+    counted = op.Max(op.Sub(op.CumSum(mask, one), one), zero)  # [batch, total]
+    length = op.Shape(ids, start=1, end=2)
+    total = op.Shape(mask, start=1, end=2)
+    axis = graph.constant(np.array([1]), "axis.1")
+    return op.Slice(counted, op.Sub(total, length), total, axis)

@@ -2,49 +2,96 @@
 
 The attention takes positions and padding from lengths, so a batch has to be padded on the right. A batch padded on
 the left needs the ``onnx`` target.
+
+Its kernels have limits, which are known from the spec. A layer beyond them is written in the next best operators:
+RoPE by itself before GroupQueryAttention, or the standard Attention.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, cast
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import onnx_ir as ir
 
-from paritas.errors import Unsupported
 from paritas.graph.builder import Graph
-from paritas.spec import Attention, Decoder
-from paritas.targets.base import Step, Target, rope_tables
+from paritas.spec import (
+    Activation,
+    Attention,
+    Decoder,
+    Dynamic,
+    Experts,
+    FeedForward,
+    Layer,
+    LongRope,
+    Mixer,
+    Pairing,
+    Place,
+    Rope,
+    ShortConvolution,
+)
+from paritas.targets import mixture, rotary, standard
+from paritas.targets.base import ExpertWeights, RmsScale, Scale, Step, Target, attentions
 
 MICROSOFT = "com.microsoft"
 
 
 @dataclass(frozen=True)
 class OrtStep(Step):
-    """last: index of the last real token of each row, int32 [batch]; total: length of the longest row, int32 scalar."""
+    """Lengths of one forward pass.
+
+    Attributes:
+        last: index of the last real token of each row, int32 [batch].
+        total: length of the longest row, int32 scalar.
+        outside: what layers need that the fused operator does not serve whole: rows of the RoPE tables, masks.
+    """
 
     last: ir.Value
     total: ir.Value
+    outside: standard.StandardStep
 
 
 class OrtTarget(Target):
     """ONNX Runtime, CPU and other providers that have GroupQueryAttention."""
 
     name = "ort"
-    opsets: ClassVar[Mapping[str, int]] = {"": 21, MICROSOFT: 1}
-    shares_cache_buffers = True
+
+    def opsets(self, spec: Decoder) -> Mapping[str, int]:
+        """ONNX Runtime knows more fusions of 21 than of 23, which the standard Attention needs."""
+        return {"": 21 if all(map(_fuses, attentions(spec))) else 23, MICROSOFT: 1}
+
+    def shares_cache_buffers(self, spec: Decoder) -> bool:
+        """GroupQueryAttention writes its cache in place; the standard Attention does not."""
+        return all(map(_fuses, attentions(spec)))
 
     def check(self, spec: Decoder) -> None:
-        """GroupQueryAttention's kernels want heads of a multiple of 16 and rotary halves of a multiple of 8."""
-        for index, layer in enumerate(spec.layers):
-            attention = layer.attention
-            if attention.head_dim % 16 or attention.rope.dim % 16:
-                raise Unsupported(
-                    "target-head-dim",
-                    f"GroupQueryAttention needs head_dim and rotary dimension to be multiples of 16; layer {index} "
-                    f"has {attention.head_dim} and {attention.rope.dim}",
-                    hint="Use --target onnx.",
-                )
+        """What a kernel has no room for is written in other operators."""
+
+    def falls_back(self, layer: Layer) -> str | None:
+        """By the limits of the kernels of GroupQueryAttention and of MoE."""
+        found = (self._mixer_falls_back(layer.mixer), self._mlp_falls_back(layer.mlp))
+        return "; ".join(each for each in found if each is not None) or None
+
+    def _mlp_falls_back(self, spec: FeedForward) -> str | None:
+        if isinstance(spec, Experts) and not _mixes(spec):
+            return f"Loop over the chosen experts: MoE has no kernel for a gate by {spec.activation}"
+        return None
+
+    def _mixer_falls_back(self, spec: Mixer) -> str | None:
+        if isinstance(spec, ShortConvolution):
+            return None
+        if not _fuses(spec):
+            return f"Attention: GroupQueryAttention takes no heads of {spec.head_dim} elements"
+        if spec.rope is not None and not _rotates(spec):
+            if isinstance(spec.rope.scaling, LongRope | Dynamic):
+                return "RotaryEmbedding by itself: GroupQueryAttention has one table, and RoPE changes with the length"
+            if _normed_after(spec):
+                return "RotaryEmbedding by itself: norms of queries and keys follow it"
+            return (
+                "RotaryEmbedding by itself: GroupQueryAttention rotates multiples of 16 elements, of heads of "
+                f"multiples of 16, not {spec.rope.dim} of {spec.head_dim}"
+            )
+        return None
 
     def begin(self, graph: Graph, spec: Decoder, context: int, ids: ir.Value, mask: ir.Value) -> OrtStep:
         """Lengths out of the mask."""
@@ -53,20 +100,31 @@ class OrtTarget(Target):
             one = graph.constant(np.array([1]), "axis.1")
             last = op.Cast(op.Sub(op.ReduceSum(mask, one, keepdims=0), one), to=ir.DataType.INT32)
             total = op.Cast(op.Squeeze(op.Shape(mask, start=1, end=2)), to=ir.DataType.INT32)
-            return OrtStep(context, last, total)
+            return OrtStep(context, last, total, _outside(graph, spec, context, ids, mask))
 
-    def norm(self, graph: Graph, x: ir.Value, scale: ir.Value, eps: float) -> ir.Value:
+    def norm(self, graph: Graph, x: ir.Value, scale: Scale) -> ir.Value:
         """SimplifiedLayerNormalization: ONNX Runtime's RMSNorm, older than the standard's and in its main domain."""
-        return graph.op.SimplifiedLayerNormalization(x, scale, axis=-1, epsilon=eps, stash_type=1)
+        if isinstance(scale, RmsScale):
+            return graph.op.SimplifiedLayerNormalization(x, scale.weight, axis=-1, epsilon=scale.eps, stash_type=1)
+        return standard.norm(graph, x, scale)
 
-    def add_norm(
-        self, graph: Graph, x: ir.Value, delta: ir.Value, scale: ir.Value, eps: float
-    ) -> tuple[ir.Value, ir.Value]:
-        """SkipSimplifiedLayerNormalization gives the norm and the sum."""
-        normed, _, _, total = graph.op.SkipSimplifiedLayerNormalization(
-            x, delta, scale, epsilon=eps, _domain=MICROSOFT, _outputs=4
-        )
+    def add_norm(self, graph: Graph, x: ir.Value, delta: ir.Value, scale: Scale) -> tuple[ir.Value, ir.Value]:
+        """SkipSimplifiedLayerNormalization or SkipLayerNormalization gives the norm and the sum."""
+        fixed = {"epsilon": scale.eps, "_domain": MICROSOFT, "_outputs": 4}
+        if isinstance(scale, RmsScale):
+            normed, _, _, total = graph.op.SkipSimplifiedLayerNormalization(x, delta, scale.weight, **fixed)
+        else:
+            normed, _, _, total = graph.op.SkipLayerNormalization(x, delta, *standard.layer_scale(scale), **fixed)
         return normed, total
+
+    def rotate(self, graph: Graph, step: Step, rope: Rope, heads: int, head_dim: int, x: ir.Value) -> ir.Value:
+        """ONNX Runtime's RotaryEmbedding, older than the standard's."""
+        step = cast(OrtStep, step)
+        own = step.outside.rotaries[rope]
+        partial = {} if rope.dim == head_dim else {"rotary_embedding_dim": rope.dim}
+        return graph.op.RotaryEmbedding(
+            x, own.rows, own.cos, own.sin, num_heads=heads, interleaved=_interleaved(rope), **partial, _domain=MICROSOFT
+        )
 
     def attention(
         self,
@@ -77,10 +135,21 @@ class OrtTarget(Target):
         k: ir.Value,
         v: ir.Value,
         past: tuple[ir.Value, ir.Value],
+        sinks: ir.Value | None,
     ) -> tuple[ir.Value, tuple[ir.Value, ir.Value]]:
         """GroupQueryAttention does the rotary, the cache (in place, if the runtime shares buffers) and the window."""
         step = cast(OrtStep, step)
-        cos, sin = rope_tables(graph, spec.rope, step.context)
+        if not _fuses(spec):
+            return standard.attention(graph, step.outside, spec, q, k, v, past, sinks)
+        if spec.rope is not None and not _rotates(spec):
+            q = self.rotate(graph, step, spec.rope, spec.heads, spec.head_dim, q)
+            k = self.rotate(graph, step, spec.rope, spec.kv_heads, spec.head_dim, k)
+            spec = replace(spec, rope=None)
+        tables: tuple[ir.Value | None, ...] = ()
+        turning = {"do_rotary": 0}
+        if spec.rope is not None:
+            tables = rotary.tables(graph, spec.rope, step.context)
+            turning = {"do_rotary": 1, "rotary_interleaved": _interleaved(spec.rope)}
         out, key, value = graph.op.GroupQueryAttention(
             q,
             k,
@@ -88,19 +157,69 @@ class OrtTarget(Target):
             *past,
             step.last,
             step.total,
-            cos,
-            sin,
+            *(tables if sinks is None else (*(tables or (None, None)), None, None, sinks)),
             num_heads=spec.heads,
             kv_num_heads=spec.kv_heads,
             scale=spec.scale,
             local_window_size=spec.window or -1,
-            do_rotary=1,
-            rotary_interleaved=0,
+            softcap=spec.softcap or 0.0,
+            **turning,
             _domain=MICROSOFT,
             _outputs=3,
         )
         return out, (key, value)
 
+    def experts(self, graph: Graph, spec: Experts, x: ir.Value, scores: ir.Value, weights: ExpertWeights) -> ir.Value:
+        """MoE where it has the activation (on the CPU, a SwiGLU of interleaved rows), else as the standard target."""
+        write = mixture.fused if _mixes(spec) else mixture.experts
+        return write(graph, spec, x, scores, weights)
+
+    def convolution(
+        self, graph: Graph, x: ir.Value, weight: ir.Value, bias: ir.Value | None, past: ir.Value
+    ) -> tuple[ir.Value, ir.Value]:
+        """CausalConvWithState."""
+        return graph.op.CausalConvWithState(
+            x, weight, bias, past, ndim=1, activation="none", _domain=MICROSOFT, _outputs=2
+        )
+
     def head(self, graph: Graph, x: ir.Value, table: ir.Value, hidden: int, vocab: int) -> ir.Value:
         """FusedMatMul reads the table as it lies (transB), so that a tied one is stored once."""
         return graph.op.FusedMatMul(x, table, transB=1, _domain=MICROSOFT)
+
+
+def _fuses(spec: Attention) -> bool:
+    """Whether GroupQueryAttention has a kernel for these heads."""
+    return spec.head_dim % 8 == 0
+
+
+def _rotates(spec: Attention) -> bool:
+    """Whether GroupQueryAttention itself can do the layer's RoPE."""
+    rope = spec.rope
+    if rope is None or isinstance(rope.scaling, LongRope | Dynamic) or _normed_after(spec):
+        return False
+    return spec.head_dim % 16 == 0 and rope.dim % 16 == 0
+
+
+def _mixes(spec: Experts) -> bool:
+    """Whether MoE has a kernel for the experts' activation."""
+    return spec.activation is Activation.SILU or not isinstance(spec.activation, Activation)
+
+
+def _normed_after(spec: Attention) -> bool:
+    return spec.qk_norm is not None and spec.qk_norm.place is Place.AFTER_ROPE
+
+
+def _outside(graph: Graph, spec: Decoder, context: int, ids: ir.Value, mask: ir.Value) -> standard.StandardStep:
+    """Positions for RoPE by itself, and masks for the standard Attention, where there is a layer that wants them."""
+    specs = list(attentions(spec))
+    alone = [each.rope for each in specs if each.rope is not None and not _rotates(each)]
+    windows = {each.window for each in specs if not _fuses(each)}
+    return standard.StandardStep(
+        context,
+        rotary.rotaries(graph, alone, context, ids, mask),
+        standard.masks(graph, ids, mask, windows) if windows else {},
+    )
+
+
+def _interleaved(rope: Rope) -> int:
+    return int(rope.pairing is Pairing.NEIGHBOURS)
