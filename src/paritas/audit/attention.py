@@ -1,40 +1,63 @@
-"""Attributes of the attention against the spec, layer by layer."""
+"""How a graph attends against what the checkpoint tells, layer by layer."""
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from paritas.audit.attending import PROBE, Attending
 from paritas.audit.finding import Finding, layers
-from paritas.audit.masks import causal, hides_padding, integers
-from paritas.audit.sites import Site
-from paritas.audit.view import View
-from paritas.audit.windows import mask_of, seen, window_at
-from paritas.spec import Attention, Decoder
+from paritas.audit.told import UNKNOWN, Told, ToldLayer, Unknown
+from paritas.audit.windows import seen
+from paritas.spec import Pairing, Place
 
 _CLOSE = 1e-6  # relative; an attribute is an fp32 number
-_PROBE = 12
-Check = Callable[[View, Site, Attention], Finding | None]
+Check = Callable[[Attending, ToldLayer, str], Finding | None]
 
 
-def attention_findings(view: View, found: Sequence[Site], spec: Decoder) -> Iterator[Finding]:
-    """One finding for each wrong value, with all layers that have it."""
+def attention_findings(found: Sequence[Attending], told: Told, dtype: str, context: int) -> Iterator[Finding]:
+    """One finding for each wrong value, with all layers that have it.
+
+    Args:
+        found: how the graph attends.
+        told: what should be.
+        dtype: of the graph's weights; constants of a short type are rounded.
+        context: positions that the package promises: a window that is not shorter is none.
+    """
     wrong: dict[Finding, list[int]] = defaultdict(list)
-    for site in found:
-        if site.layer >= len(spec.layers):
-            continue
-        for check in _CHECKS:
-            if fact := check(view, site, spec.layers[site.layer].attention):
-                wrong[fact].append(site.layer)
+    checks = (*_CHECKS, _scale_in(dtype), _window_within(context))
+    for each in found:
+        for check in checks:
+            if fact := check(each, told.layer(each.layer), told.by):
+                wrong[fact].append(each.layer)
     for fact, numbers in wrong.items():
         yield replace(fact, where=layers(numbers), message=f"{layers(numbers)}: {fact.message}")
-    missing = sorted(set(range(len(spec.layers))) - {site.layer for site in found})
+    yield from _not_audited(found, told)
+
+
+def _not_audited(found: Sequence[Attending], told: Told) -> Iterator[Finding]:
+    attending = {number for number, layer in enumerate(told.layers) if layer.attends is not False}
+    missing = sorted(attending - {each.layer for each in found})
+    unread: dict[str, list[int]] = defaultdict(list)
+    for each in found:
+        wanted = told.layer(each.layer)
+        facts = {
+            "scale": (each.scale, wanted.scale),
+            "softcap": (each.softcap, wanted.softcap),
+            "window": (each.window, wanted.window),
+            "order of norm and rotation": (each.steps, wanted.qk_norm),
+        }
+        lost = [word for word, (got, said) in facts.items() if got is UNKNOWN and said is not UNKNOWN]
+        if lost:
+            unread[", ".join(lost)].append(each.layer)
     if missing:
+        unread["attention: neither a fused operator nor a softmax of scores was found"] = missing
+    for what, numbers in unread.items():
         yield Finding(
             "attention-not-audited",
             "note",
-            layers(missing),
-            "no fused attention operator was found for these layers",
+            layers(numbers),
+            f"{layers(numbers)}: could not be read off the graph: {what}",
             "paritas verify compares what they compute.",
         )
 
@@ -44,134 +67,155 @@ def _wrong(code: str, fact: str, remedy: str) -> Finding:
     return Finding(code, "error", "", fact, remedy)
 
 
-def _scale(view: View, site: Site, spec: Attention) -> Finding | None:
-    if site.q.weight is None or (site.k is not None and site.k.weight is None):
-        return None
-    own = site.values.get("scale") or spec.head_dim**-0.5
-    scale = own * site.q.scale * (site.k.scale if site.k else 1.0)
-    if math.isclose(scale, spec.scale, rel_tol=_CLOSE):
-        return None
-    return _wrong(
-        "attention-scale-wrong",
-        f"scores are multiplied by {scale:.7g}, the checkpoint says {spec.scale:.7g}",
-        f"Set scale to {spec.scale:.9g}.",
-    )
+def _scale_in(dtype: str) -> Check:
+    close = {"fp16": 2**-9, "bf16": 2**-6}.get(dtype, _CLOSE)
+
+    def check(found: Attending, told: ToldLayer, by: str) -> Finding | None:
+        if isinstance(found.scale, Unknown) or isinstance(told.scale, Unknown):
+            return None
+        if math.isclose(found.scale, told.scale, rel_tol=close):
+            return None
+        return _wrong(
+            "attention-scale-wrong",
+            f"scores are multiplied by {found.scale:.7g}, {by} says {told.scale:.7g}",
+            f"Set scale to {told.scale:.9g}.",
+        )
+
+    return check
 
 
-def _heads(view: View, site: Site, spec: Attention) -> Finding | None:
-    heads = site.values.get("num_heads") or site.values.get("q_num_heads")
-    kv_heads = site.values.get("kv_num_heads")
-    if (heads in (None, spec.heads)) and (kv_heads in (None, spec.kv_heads)):
+def _heads(found: Attending, told: ToldLayer, by: str) -> Finding | None:
+    pairs = ((found.heads, told.heads), (found.kv_heads, told.kv_heads))
+    if all(isinstance(a, Unknown) or isinstance(b, Unknown) or a == b for a, b in pairs):
         return None
     return _wrong(
         "attention-heads-wrong",
-        f"{heads} heads over {kv_heads} key-value heads, the checkpoint says {spec.heads} over {spec.kv_heads}",
+        f"{_number(found.heads)} heads over {_number(found.kv_heads)} key-value heads, "
+        f"{by} says {_number(told.heads)} over {_number(told.kv_heads)}",
         "Take both numbers from the checkpoint's configuration.",
     )
 
 
-def _softcap(view: View, site: Site, spec: Attention) -> Finding | None:
-    cap = site.values.get("softcap") or 0.0
-    if cap == 0.0:
+def _number(value: int | Unknown) -> str:
+    return "some" if isinstance(value, Unknown) else str(value)
+
+
+def _softcap(found: Attending, told: ToldLayer, by: str) -> Finding | None:
+    got, wanted = found.softcap, told.softcap
+    if isinstance(got, Unknown) or isinstance(wanted, Unknown) or got == wanted:
+        return None
+    if got and wanted and math.isclose(got, wanted, rel_tol=_CLOSE):
         return None
     return _wrong(
         "attention-softcap-wrong",
-        f"scores are capped at {cap:g}, the checkpoint caps none",
-        "Leave softcap out.",
+        f"scores are {f'capped at {got:g}' if got else 'not capped'}, "
+        f"{by} caps {f'them at {wanted:g}' if wanted else 'none'}",
+        f"Write softcap {wanted:g}." if wanted else "Leave softcap out.",
     )
 
 
-def _interleaved(view: View, site: Site, spec: Attention) -> Finding | None:
-    values = [site.values.get("rotary_interleaved", 0)]
-    for trail in (site.q, site.k):
-        if trail and trail.rotary is not None:
-            values += [a.i for a in trail.rotary.attribute if a.name == "interleaved"]
-    if not any(values):
+def _pairing(found: Attending, told: ToldLayer, by: str) -> Finding | None:
+    if isinstance(told.rope, Unknown) or told.rope is None or isinstance(found.neighbours, Unknown):
         return None
+    wanted = told.rope.pairing is Pairing.NEIGHBOURS
+    if not found.tables or found.neighbours == wanted:
+        return None
+    words = ("half a head apart", "side by side (interleaved)")
     return _wrong(
         "rope-pairing-wrong",
-        "rotated pairs lie side by side (interleaved), the checkpoint's are half a head apart",
-        "Set interleaved to 0.",
+        f"rotated pairs lie {words[found.neighbours]}, {by} says {words[wanted]}",
+        f"Set interleaved to {int(wanted)}.",
     )
 
 
-def _qk_norm(view: View, site: Site, spec: Attention) -> Finding | None:
-    if site.q.weight is None or site.k is None or site.k.weight is None:
+def _qk_norm(found: Attending, told: ToldLayer, by: str) -> Finding | None:
+    if isinstance(found.steps, Unknown) or isinstance(told.qk_norm, Unknown):
         return None
-    for trail in (site.q, site.k):
-        has = "norm" in trail.steps
-        if has != (spec.qk_norm is not None):
+    for steps in found.steps:
+        has = "norm" in steps
+        if has != (told.qk_norm is not None):
             return _wrong(
                 "qk-norm-wrong",
                 f"queries and keys are {'' if has else 'not '}normalised, the checkpoint's are{' not' if has else ''}",
-                "Normalise each head's queries and keys exactly where the checkpoint has norms for them.",
+                "Normalise queries and keys exactly where the checkpoint has norms for them.",
             )
-        if has and "rotary" in trail.steps and trail.steps.index("rotary") < trail.steps.index("norm"):
+        if told.qk_norm is None or "rotary" not in steps:
+            continue
+        after = steps.index("rotary") < steps.index("norm")
+        if after and told.qk_norm.place is Place.BEFORE_ROPE:
             return _wrong(
                 "qk-norm-after-rope",
                 "queries and keys are rotated before they are normalised",
                 "Normalise first: the norm's weight is not the same for both halves of a pair.",
             )
+        if not after and told.qk_norm.place is Place.AFTER_ROPE:
+            return _wrong(
+                "qk-norm-before-rope",
+                "queries and keys are normalised before they are rotated",
+                "Rotate first: the norm's weight is not the same for both halves of a pair.",
+            )
     return None
 
 
-def _window(view: View, site: Site, spec: Attention) -> Finding | None:
-    window = window_at(view, site, spec.window or 0)
-    if window is False or window == spec.window:
-        return None
-    return _wrong(
-        "window-wrong",
-        f"{seen(window)}, the checkpoint says {seen(spec.window)}",
-        "Give each layer its own window; a window counts the query's own position.",
-    )
+def _window_within(context: int) -> Check:
+    def check(found: Attending, told: ToldLayer, by: str) -> Finding | None:
+        if isinstance(found.window, Unknown) or isinstance(told.window, Unknown):
+            return None
+        got, wanted = (None if each is None or each >= context else each for each in (found.window, told.window))
+        if got == wanted:
+            return None
+        return _wrong(
+            "window-wrong",
+            f"{seen(found.window)}, {by} says {seen(told.window)}",
+            "Give each layer its own window; a window counts the query's own position.",
+        )
+
+    return check
 
 
-def _causal(view: View, site: Site, spec: Attention) -> Finding | None:
-    mask = mask_of(site)
-    if site.operator == "GroupQueryAttention" or site.values.get("is_causal") or site.values.get("unidirectional"):
-        return None
-    if mask is None or causal(view, mask) is not False:
+def _causal(found: Attending, told: ToldLayer, by: str) -> Finding | None:
+    if found.causal is not False:
         return None
     return _wrong("mask-not-causal", "a query sees later keys", "Hide every key behind the query's own position.")
 
 
-def _padding(view: View, site: Site, spec: Attention) -> Finding | None:
-    mask = mask_of(site)
-    if site.operator == "GroupQueryAttention" or mask is None or hides_padding(view, mask) is not False:
+def _padding(found: Attending, told: ToldLayer, by: str) -> Finding | None:
+    if found.hides_padding is not False:
         return None
     return _wrong(
         "mask-shows-padding", "a query sees keys of the padding before it", "Put attention_mask into the mask."
     )
 
 
-def _positions(view: View, site: Site, spec: Attention) -> Finding | None:
-    for name in site.positions():
-        value = integers(view, name, 2, _PROBE)
-        if value is not None and value.size == 2 and list(value) != [_PROBE, _PROBE + 1]:
-            return _positions_wrong([int(v) for v in value])
-    if site.operator == "GroupQueryAttention" and site.values.get("do_rotary"):
-        value = integers(view, site.node.input[5], 2, _PROBE)
-        if value is not None and value.size == 1 and int(value[0]) != _PROBE + 1:
-            return _positions_wrong([int(value[0]) - 1, int(value[0])])
-    return None
-
-
-def _positions_wrong(found: list[int]) -> Finding:
+def _positions(found: Attending, told: ToldLayer, by: str) -> Finding | None:
+    if isinstance(found.positions, Unknown) or found.positions == (PROBE, PROBE + 1):
+        return None
     return _wrong(
         "positions-wrong",
-        f"two tokens after {_PROBE} are put at positions {found[0]} and {found[1]}",
+        f"two tokens after {PROBE} are put at positions {found.positions[0]} and {found.positions[-1]}",
         "Count positions from the beginning of the text, over what is in the cache too.",
     )
 
 
-_CHECKS: tuple[Check, ...] = (
-    _scale,
-    _heads,
-    _softcap,
-    _interleaved,
-    _qk_norm,
-    _window,
-    _causal,
-    _padding,
-    _positions,
-)
+def _groups(found: Attending, told: ToldLayer, by: str) -> Finding | None:
+    if found.in_turn is not True:
+        return None
+    return _wrong(
+        "attention-groups-wrong",
+        f"head h reads key-value head h % {found.kv_heads}, the checkpoint's heads read them in groups",
+        "Repeat each key-value head for all heads of its group, one after the other.",
+    )
+
+
+def _packing(found: Attending, told: ToldLayer, by: str) -> Finding | None:
+    got, wanted = found.packing, told.packing
+    if isinstance(got, Unknown) or isinstance(wanted, Unknown) or got is None or wanted is None or got == wanted:
+        return None
+    return _wrong(
+        "attention-packing-wrong",
+        f"queries, keys and values are taken from one projection {got}, {by} packs them {wanted}",
+        "Split the projection as the checkpoint packs it.",
+    )
+
+
+_CHECKS: tuple[Check, ...] = (_heads, _groups, _packing, _softcap, _pairing, _qk_norm, _causal, _padding, _positions)

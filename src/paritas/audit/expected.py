@@ -3,13 +3,15 @@
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from paritas.audit.finding import Finding
+from paritas.audit.told import Told, by_config, by_spec
 from paritas.checkpoint import Checkpoint, Tensor
 from paritas.checkpoint.opening import text_only
 from paritas.config import Config
 from paritas.errors import ParitasError, Unsupported
-from paritas.families import Family, family_of
+from paritas.families import Family, family_of, text_name
 from paritas.spec import Decoder
 
 # Buffers that old checkpoints store and transformers computes.
@@ -33,6 +35,13 @@ class Expected:
     spec: Decoder | None
     why: Finding | None
     dropped: tuple[str, ...]
+
+    @cached_property
+    def told(self) -> Told:
+        """What the family reads in the configuration, or what it says in words that all families share."""
+        if self.spec is not None:
+            return by_spec(self.spec)
+        return by_config(self.checkpoint.config, self.checkpoint.config_place)
 
     def is_dropped(self, tensor: str) -> bool:
         """Whether the family itself says that a tensor has no place in the text model."""
@@ -59,10 +68,7 @@ def expected(checkpoint: Checkpoint) -> Expected:
 
 
 def _renamed(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:
-    def own(name: str) -> str:
-        return next((new + name.removeprefix(old) for old, new in family.RENAMES if name.startswith(old)), name)
-
-    return {own(name): tensor for name, tensor in tensors.items()}
+    return {text_name(name, family.RENAMES): tensor for name, tensor in tensors.items()}
 
 
 def _without_spec(error: ParitasError) -> Finding:

@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from paritas.audit.finding import Finding
 from paritas.audit.rope import formula, words
-from paritas.audit.tensors import Stored
+from paritas.audit.told import Told, Unknown
 from paritas.audit.view import View
-from paritas.graph.rope import inverse_frequencies
-from paritas.spec import Decoder, Rope
+from paritas.graph.rope import far, inverse_frequencies
+from paritas.runtime.stored import Stored
+from paritas.spec import LongRope, Rope
 
 _FEWEST = 4
 _LAST_BITS = 3 * 2**-23  # relative, as for tables
@@ -26,10 +27,13 @@ def _falls(values: NDArray[np.float32]) -> bool:
     return bool(values[-1] > 0 and values[0] <= 1 and (np.diff(values) < 0).all() and values[-1] < values[0] / 2)
 
 
-def frequency_findings(found: Sequence[Stored], spec: Decoder) -> Iterator[Finding]:
+def frequency_findings(found: Sequence[Stored], told: Told) -> Iterator[Finding]:
     """Frequencies that are none of the checkpoint's, and RoPEs of the checkpoint that none of the graph's are."""
-    ropes = list(dict.fromkeys(layer.attention.rope for layer in spec.layers))
-    matched = {stored.name: next((r for r in ropes if _equal(stored, r)), None) for stored in found}
+    ropes = [rope for rope in dict.fromkeys(layer.rope for layer in told.layers) if isinstance(rope, Rope)]
+    if not ropes or any(isinstance(layer.rope, Unknown) for layer in told.layers):
+        return
+    parts = {rope: [rope, *([far(rope)] if isinstance(rope.scaling, LongRope) else [])] for rope in ropes}
+    matched = {s.name: next((r for r in ropes if any(_equal(s, p) for p in parts[r])), None) for s in found}
     says = "; ".join(words(rope) for rope in ropes)
     for stored in found:
         if matched[stored.name] is None:
@@ -37,7 +41,7 @@ def frequency_findings(found: Sequence[Stored], spec: Decoder) -> Iterator[Findi
                 "rope-table-wrong",
                 "error",
                 stored.name,
-                f"inverse frequencies of {formula(stored.vector())}, the checkpoint says {says}",
+                f"inverse frequencies of {formula(stored.vector())}, {told.by} says {says}",
                 f"Hold those of {says}.",
             )
     if found and all(matched.values()):
@@ -47,7 +51,7 @@ def frequency_findings(found: Sequence[Stored], spec: Decoder) -> Iterator[Findi
                     "rope-table-wrong",
                     "error",
                     ", ".join(matched),
-                    f"no layer rotates by {words(rope)}, which the checkpoint says of some",
+                    f"no layer rotates by {words(rope)}, which {told.by} says of some",
                     "Give each layer its own frequencies.",
                 )
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from paritas.audit.attending import Attending
 from paritas.audit.finding import Finding
-from paritas.audit.sites import Site
 from paritas.audit.view import View
 from paritas.spec import Decoder
 
@@ -13,7 +13,7 @@ _FILE = "genai_config.json"
 
 
 def genai_findings(
-    config: Mapping[str, Any], view: View, found: Sequence[Site], spec: Decoder | None
+    config: Mapping[str, Any], view: View, found: Sequence[Attending], spec: Decoder | None
 ) -> Iterator[Finding]:
     """What ORT GenAI would be told wrongly. Parts that are no objects are passed over: the runtime refuses them."""
     model = _object(config, "model")
@@ -91,9 +91,8 @@ def _caches(decoder: Mapping[str, Any], view: View) -> Iterator[Finding]:
             )
 
 
-def _heads(decoder: Mapping[str, Any], found: Sequence[Site]) -> Iterator[Finding]:
-    each = (site.values.get("num_heads") or site.values.get("q_num_heads") for site in found)
-    real = {int(number) for number in each if number}
+def _heads(decoder: Mapping[str, Any], found: Sequence[Attending]) -> Iterator[Finding]:
+    real = {each.heads for each in found if isinstance(each.heads, int)}
     told = decoder.get("num_attention_heads")
     if real and told not in real:
         yield Finding(
@@ -143,7 +142,7 @@ def _window(decoder: Mapping[str, Any], spec: Decoder | None) -> Iterator[Findin
     window = _object(decoder, "sliding_window")
     if not window or spec is None:
         return
-    wanted = [index for index, layer in enumerate(spec.layers) if layer.attention.window is not None]
+    wanted = [index for index, layer in enumerate(spec.layers) if getattr(layer.mixer, "window", None) is not None]
     listed = window.get("layers")
     told = listed or list(range(len(spec.layers)))
     if told != wanted:

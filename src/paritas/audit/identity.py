@@ -9,13 +9,13 @@ import numpy as np
 from paritas.audit.hashing import of_columns, of_rows
 from paritas.audit.match import Part, match_rows, match_whole
 from paritas.audit.nearest import Near, nearest
-from paritas.audit.quantized import Quantized, quantized
 from paritas.audit.sources import Index, Source
-from paritas.audit.tensors import Stored
 from paritas.audit.vectors import match_vector
 from paritas.audit.view import View
 from paritas.checkpoint import Tensor
 from paritas.progress import Progress, silent
+from paritas.runtime.quantized import Quantized, quantized
+from paritas.runtime.stored import Stored
 
 _BY_ROWS = frozenset({"Gather", "GatherBlockQuantized"})
 
@@ -93,7 +93,7 @@ def identify(
         known: initializers that are no weights (RoPE tables).
         progress: told of bytes.
     """
-    packed = quantized(view)
+    packed = quantized(view.nodes, view.tensors)
     members = {name for weight in packed.values() for name in weight.members} | known
     weights = [t for t in view.tensors.values() if t.is_float and t.size > 1 and t.name not in members]
     found = [Source(name, tensor) for name, tensor in tensors.items() if tensor.size]

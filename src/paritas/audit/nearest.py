@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paritas.audit.sources import CASTS, Rows, Source
-from paritas.audit.tensors import BLOCK
+from paritas.runtime.stored import BLOCK
 
 _ALIKE = 0.9  # cosine of two rows of one tensor, whatever 4 bits did to it
 Reader = Callable[[int, int], Rows]

@@ -1,115 +1,58 @@
-"""Numbers outside of the attention against the spec: epsilons, embedding scale, activation, softcap of the logits."""
+"""Numbers at the two ends of a model: what the embedding and the logits are multiplied by, where logits are capped."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
 
-from paritas.audit.finding import Finding, layer_of, layers
-from paritas.audit.identity import Identity, Provenance
-from paritas.audit.sites import NORMS, PROJECTIONS
+from paritas.audit.finding import Finding
+from paritas.audit.identity import Provenance
+from paritas.audit.sites import PROJECTIONS
+from paritas.audit.told import Told, Unknown
 from paritas.audit.view import PASSES, View, attributes, operand
-from paritas.audit.weights import swapped
-from paritas.spec import Activation, Decoder
+from paritas.spec import Activation
 
-_EMBEDDING = "model.embed_tokens.weight"
+_EMBEDDING = "embed_tokens.weight"
 _CLOSE = 1e-6  # relative
 
 
-def number_findings(view: View, identity: Identity, spec: Decoder, logits: str) -> Iterator[Finding]:
+def number_findings(view: View, made: Mapping[str, Provenance], told: Told, logits: str) -> Iterator[Finding]:
     """Everything that hangs on a weight that is known by value."""
-    made = made_of(identity)
-    yield from _norms(view, made, spec)
-    yield from _embedding(view, made, spec)
-    yield from _mlps(view, made, spec)
-    yield from _softcap(view, spec, logits)
-
-
-def made_of(identity: Identity) -> Mapping[str, Provenance]:
-    """Initializer -> where it comes from, of those that come from one place or several."""
-    return {record.name: record for record in identity.initializers if record.tensors}
-
-
-# Norms.
-
-
-def _norms(view: View, made: Mapping[str, Provenance], spec: Decoder) -> Iterator[Finding]:
-    epsilons: dict[tuple[float, float], list[str]] = defaultdict(list)
-    centred: list[str] = []
-    for node, tensor in norm_nodes(view, made):
-        wanted = _epsilon(tensor, spec)
-        got = attributes(node).get("epsilon", 1e-5)
-        if wanted is not None and not math.isclose(got, wanted, rel_tol=1e-5):
-            epsilons[got, wanted].append(tensor)
-        if node.op_type in ("LayerNormalization", "SkipLayerNormalization"):
-            centred.append(tensor)
-    for (got, wanted), tensors in epsilons.items():
-        yield Finding(
-            "norm-epsilon-wrong",
-            "error",
-            _where(tensors),
-            f"{len(tensors)} norms have epsilon {got:.6g}, the checkpoint says {wanted:.6g}",
-            f"Set epsilon to {wanted:g}.",
-        )
-    if centred:
-        yield Finding(
-            "norm-kind-wrong",
-            "error",
-            _where(centred),
-            f"{len(centred)} norms subtract the mean (LayerNorm), the checkpoint's do not (RMSNorm)",
-            "Write RMSNormalization or SimplifiedLayerNormalization.",
-        )
-
-
-def norm_nodes(view: View, made: Mapping[str, Provenance]) -> Iterator[tuple[onnx.NodeProto, str]]:
-    """Every fused norm, with the checkpoint tensor that is its weight."""
-    for node in view.nodes:
-        if node.op_type in NORMS:
-            names = [name for name in node.input[1:] if name in made and len(view.tensors[name].shape) == 1]
-            if names:
-                yield node, made[names[0]].tensors[0]
-
-
-def _epsilon(tensor: str, spec: Decoder) -> float | None:
-    layer = layer_of(tensor)
-    if layer is None or layer >= len(spec.layers):
-        return spec.norm.eps
-    of_heads = spec.layers[layer].attention.qk_norm
-    return of_heads.eps if of_heads and "self_attn." in tensor else spec.layers[layer].norm.eps
-
-
-def _where(tensors: list[str]) -> str:
-    numbers = [n for tensor in tensors if (n := layer_of(tensor)) is not None]
-    others = [tensor for tensor in tensors if layer_of(tensor) is None]
-    return "; ".join([*([layers(numbers)] if numbers else []), *dict.fromkeys(others)])
+    yield from _embedding(view, made, told)
+    yield from _logits(view, made, told, logits)
 
 
 # Embedding.
 
 
-def _embedding(view: View, made: Mapping[str, Provenance], spec: Decoder) -> Iterator[Finding]:
+def _embedding(view: View, made: Mapping[str, Provenance], told: Told) -> Iterator[Finding]:
     for node in view.nodes:
-        if node.op_type not in ("Gather", "GatherBlockQuantized"):
+        if isinstance(told.embed_scale, Unknown) or node.op_type not in ("Gather", "GatherBlockQuantized"):
             continue
         stored = view.initializer(node.input[0])
         record = made.get(stored.name) if stored else None
-        if record is None or _EMBEDDING not in (*record.tensors, *(a for p in record.parts for a in p.also)):
+        if record is None or not any(_EMBEDDING in name for name in _names(record)):
             continue
         folded = record.near[0].factor if record.near and not record.quantized else 1.0
         got = folded * _following_scale(view, node.output[0])
         short = record.dtype in ("fp16", "bf16")
         close = 2**-8 if short else _CLOSE
-        if not math.isclose(got, spec.embed_scale, rel_tol=close):
+        if not math.isclose(got, told.embed_scale, rel_tol=close):
             yield Finding(
                 "embedding-scale-wrong",
                 "error",
                 node.name or node.output[0],
-                f"the embedding is multiplied by {got:.9g}, the checkpoint says {spec.embed_scale:.9g} "
-                f"(off by {abs(got / spec.embed_scale - 1):.1e})",
-                f"Write the scale in fp32 from its formula: {np.float32(spec.embed_scale):.9g}.",
+                f"the embedding is multiplied by {got:.9g}, {told.by} says {told.embed_scale:.9g} "
+                f"(off by {abs(got / told.embed_scale - 1):.1e})",
+                f"Write the scale in fp32 from its formula: {np.float32(told.embed_scale):.9g}.",
             )
+
+
+def _names(record: Provenance) -> Iterator[str]:
+    """Tensors that an initializer is made of, or may be: those of equal values too."""
+    yield from record.tensors
+    yield from (other for part in record.parts for other in part.also)
 
 
 def _following_scale(view: View, name: str) -> float:
@@ -125,50 +68,62 @@ def _following_scale(view: View, name: str) -> float:
     return 1.0
 
 
-# MLP.
+# Logits.
 
 
-def _mlps(view: View, made: Mapping[str, Provenance], spec: Decoder) -> Iterator[Finding]:
-    wrong: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for node in view.nodes:
-        stored = view.initializer(node.input[1]) if node.op_type in PROJECTIONS else None
-        record = made.get(stored.name) if stored else None
-        if stored is None or record is None:
-            continue
-        for tensor, output in branches(view, node, record):
-            layer = layer_of(tensor)
-            activation = activation_after(view, output) if ".mlp." in tensor else None
-            if activation is None or layer is None or layer >= len(spec.layers):
-                continue
-            if tensor.endswith("up_proj.weight"):
-                yield swapped(stored.name, f"the activation is applied to {tensor}, it belongs to gate_proj")
-            elif tensor.endswith("gate_proj.weight") and activation != (want := spec.layers[layer].mlp.activation):
-                wrong[activation, want].append(layer)
-    for (got, want), numbers in wrong.items():
+def _logits(view: View, made: Mapping[str, Provenance], told: Told, logits: str) -> Iterator[Finding]:
+    end = _end(view, made, logits)
+    if end is None:
+        return
+    scale, cap = end
+    if not isinstance(told.softcap, Unknown) and not _same(cap, told.softcap):
         yield Finding(
-            "activation-wrong",
+            "logit-softcap-wrong",
             "error",
-            layers(numbers),
-            f"{layers(numbers)}: the MLP's activation is {got}, the checkpoint says {want}",
-            f"Write {want}.",
+            logits,
+            f"logits are {f'capped at {cap:g}' if cap else 'not capped'}, "
+            f"{told.by} {f'caps them at {told.softcap:g}' if told.softcap else 'caps none'}",
+            "Write cap * tanh(logits / cap) with the checkpoint's final_logit_softcapping, or nothing.",
+        )
+    if not isinstance(told.logits_scale, Unknown) and not math.isclose(scale, told.logits_scale, rel_tol=1e-3):
+        yield Finding(
+            "logit-scale-wrong",
+            "error",
+            logits,
+            f"logits are multiplied by {scale:.7g}, {told.by} says {told.logits_scale:.7g}",
+            f"Multiply them by {told.logits_scale:.9g}.",
         )
 
 
-def branches(view: View, node: onnx.NodeProto, record: Provenance) -> Iterator[tuple[str, str]]:
-    """(tensor, value) of a projection; of a packed one, after the Split, one each."""
-    if len(record.tensors) == 1:
-        yield record.tensors[0], node.output[0]
-        return
-    name = node.output[0]
-    for _ in range(3):
-        for taker, _ in view.takers.get(name, []):
-            if taker.op_type == "Split" and len(taker.output) == len(record.tensors):
-                yield from zip(record.tensors, taker.output, strict=True)
-                return
-        through = [taker for taker, _ in view.takers.get(name, []) if taker.op_type in (*PASSES, "Add")]
-        if len(through) != 1:
-            return
-        name = through[0].output[0]
+def _same(one: float | None, other: float | None) -> bool:
+    return one == other or bool(one and other and math.isclose(one, other, rel_tol=1e-3))
+
+
+def _end(view: View, made: Mapping[str, Provenance], name: str) -> tuple[float, float | None] | None:
+    """Factor and cap of what the head gives, on its way to the logits; None if the way is not known."""
+    factor, cap, inside = 1.0, None, False
+    for _ in range(24):
+        node = view.maker.get(name)
+        if node is None:
+            return None
+        if node.op_type in ("Mul", "Div") and (given := operand(view, node)):
+            factor *= given[1] if node.op_type == "Mul" else 1 / given[1]
+            name = given[0]
+        elif node.op_type == "Tanh" and not inside:
+            cap, factor, inside, name = factor, factor, True, node.input[0]
+        elif node.op_type in PROJECTIONS:
+            stored = view.initializer(node.input[1])
+            record = made.get(stored.name) if stored else None
+            folded = record.near[0].factor if record and record.near and not record.quantized else 1.0
+            return factor * folded, cap
+        elif node.op_type in (*PASSES, "Add", "Slice", "Gather"):
+            name = next((each for each in node.input if each in view.maker), node.input[0])
+        else:
+            return None
+    return None
+
+
+# Activations, where a value is followed by its nodes.
 
 
 def activation_after(view: View, name: str) -> str | None:
@@ -210,34 +165,3 @@ def _word(view: View, node: onnx.NodeProto, others: list[onnx.NodeProto]) -> str
             return Activation.GELU_TANH
         case _:
             return None
-
-
-# Logits.
-
-
-def _softcap(view: View, spec: Decoder, logits: str) -> Iterator[Finding]:
-    got = _cap(view, logits)
-    if got == spec.softcap or (got and spec.softcap and math.isclose(got, spec.softcap, rel_tol=_CLOSE)):
-        return
-    yield Finding(
-        "logit-softcap-wrong",
-        "error",
-        logits,
-        f"logits are {f'capped at {got:g}' if got else 'not capped'}, "
-        f"the checkpoint {f'caps them at {spec.softcap:g}' if spec.softcap else 'caps none'}",
-        "Write cap * tanh(logits / cap) with the checkpoint's final_logit_softcapping, or nothing.",
-    )
-
-
-def _cap(view: View, name: str) -> float | None:
-    for _ in range(4):
-        node = view.maker.get(name)
-        if node is None:
-            return None
-        if node.op_type == "Mul" and (given := operand(view, node)):
-            inner = view.maker.get(given[0])
-            return given[1] if inner is not None and inner.op_type == "Tanh" else None
-        if node.op_type not in PASSES:
-            return None
-        name = node.input[0]
-    return None

@@ -7,19 +7,21 @@ bit more. Three last bits of the angle, and the rounding of the table's type, ar
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paritas.audit.evaluate import evaluate
+from paritas.audit.attending import Attending
+from paritas.audit.evaluate import evaluate_part
 from paritas.audit.finding import Finding, layers
-from paritas.audit.sites import Site
-from paritas.audit.tensors import Stored
+from paritas.audit.masks import feeds
+from paritas.audit.told import Told, Unknown
 from paritas.audit.view import PASSES, View
-from paritas.graph.rope import inverse_frequencies, tables
-from paritas.spec import Decoder, Linear, Llama3, Rope
+from paritas.graph.rope import far, inverse_frequencies, switch, tables
+from paritas.runtime.stored import Stored
+from paritas.spec import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 
 Rows = NDArray[np.float32]
 _ULP = {"fp32": 2**-23, "fp64": 2**-23, "fp16": 2**-10, "bf16": 2**-7}
@@ -35,6 +37,8 @@ class Table:
         names: of the two values, or of the two initializers.
         dtype: of the initializers; ``fp32`` of computed ones.
         positions, pairs: size.
+        step: columns from one pair to the next.
+        first: row of position 0.
     """
 
     names: tuple[str, str]
@@ -43,75 +47,118 @@ class Table:
     pairs: int
     _cos: Stored | Rows
     _sin: Stored | Rows
+    step: int = 1
+    first: int = 0
+
+    @property
+    def stored(self) -> bool:
+        """Whether the graph holds it, and so has an end."""
+        return isinstance(self._cos, Stored)
 
     def rows(self, start: int, stop: int) -> tuple[Rows, Rows]:
-        """Cosines and sines at positions ``[start, stop)``; of a table that holds each twice, the first half."""
-        return _part(self._cos, start, stop)[:, : self.pairs], _part(self._sin, start, stop)[:, : self.pairs]
+        """Cosines and sines at positions ``[start, stop)``; of a table that holds each twice, each once."""
+        rows = (_part(table, self.first + start, self.first + stop) for table in (self._cos, self._sin))
+        cos, sin = (each[:, : self.pairs * self.step : self.step] for each in rows)
+        return cos, sin
 
 
 def _part(table: Stored | Rows, start: int, stop: int) -> Rows:
     return table.rows(start, stop) if isinstance(table, Stored) else table[start:stop]
 
 
-def tables_of(view: View, found: Sequence[Site]) -> set[str]:
+def tables_of(view: View, names: Iterable[tuple[str, str]]) -> set[str]:
     """The initializers that rotations take their cosines and sines from."""
-    stored = (_behind(view, name) for site in found for names in site.tables() for name in names)
+    stored = (_behind(view, name) for pair in names for name in pair)
     return {each.name for each in stored if each is not None}
 
 
-def rope_findings(view: View, found: Sequence[Site], spec: Decoder, context: int) -> list[Finding]:
+def rope_findings(view: View, found: Sequence[Attending], told: Told, context: int) -> list[Finding]:
     """Findings about the cosines and sines that attention operators, or rotations before them, take.
 
     Args:
         view: the graph.
-        found: its attention operators.
-        spec: what should be.
+        found: how it attends.
+        told: what should be.
         context: positions that the package says it covers.
     """
     by_table: dict[tuple[str, str], list[int]] = defaultdict(list)
-    rotated: set[int] = set()
-    for site in found:
-        for names in dict.fromkeys(site.tables()):
-            by_table[names].append(site.layer)
-            rotated.add(site.layer)
+    for each in found:
+        for names in each.tables:
+            by_table[names].append(each.layer)
     result: list[Finding] = []
-    found_tables: list[Table] = []
+    stored: list[Table] = []
     wrong: dict[tuple[Rope, str], list[int]] = defaultdict(list)
     for names, numbers in by_table.items():
-        table = _table(view, names, spec.context)
-        if table is None:
-            result.append(_not_audited(numbers, names))
-            continue
-        found_tables.append(table)
-        for rope in dict.fromkeys(_rope(spec, n) for n in numbers):
-            of = sorted({n for n in numbers if _rope(spec, n) == rope})
-            if rope is not None and (fact := compare(table, rope)):
+        for rope in dict.fromkeys(told.layer(n).rope for n in numbers):
+            if rope is None or isinstance(rope, Unknown):
+                continue
+            of = sorted({n for n in numbers if told.layer(n).rope == rope})
+            read = list(_tables(view, names, rope, context if isinstance(told.context, Unknown) else told.context))
+            if not read:
+                result.append(_not_audited(of, names))
+            stored += [table for table, _ in read if table.stored]
+            facts = (compare(table, part, told.by) for table, part in read)
+            if fact := next(filter(None, facts), None):
                 wrong[rope, fact].extend(of)
-    result += _too_short(found_tables, context)
+    result += _too_short(stored, context)
     result += [_wrong(numbers, rope, fact) for (rope, fact), numbers in wrong.items()]
-    lost = [site.layer for site in found if site.layer not in rotated and _rope(spec, site.layer)]
-    if lost:
-        result.append(_unseen(view, found, lost))
-    return result
+    return result + list(_rotated(found, told))
 
 
-def _rope(spec: Decoder, layer: int) -> Rope | None:
-    return spec.layers[layer].attention.rope if layer < len(spec.layers) else None
+def _rotated(found: Sequence[Attending], told: Told) -> Iterator[Finding]:
+    """Layers that rotate and should not, and the reverse."""
+    missing, unwanted, unread = list[int](), list[int](), list[int]()
+    for each in found:
+        rope = told.layer(each.layer).rope
+        rotates = bool(each.tables) or (not isinstance(each.steps, Unknown) and "rotary" in each.steps[0])
+        if rope is None and rotates:
+            unwanted.append(each.layer)
+        elif isinstance(rope, Rope) and not rotates:
+            (unread if isinstance(each.steps, Unknown) else missing).append(each.layer)
+    if missing:
+        fact = "queries go from their projection into the attention without a rotation"
+        yield Finding("rope-missing", "error", layers(missing), fact, "Rotate queries and keys, or set do_rotary.")
+    if unwanted:
+        fact = f"queries and keys are rotated, {told.by} says that these layers have no RoPE"
+        yield Finding("rope-unwanted", "error", layers(unwanted), fact, "Leave the rotation out.")
+    if unread:
+        yield Finding(
+            "rope-not-audited",
+            "note",
+            layers(unread),
+            "no rotary operator was found before the attention",
+            "paritas verify compares logits at many positions.",
+        )
 
 
-def _table(view: View, names: tuple[str, str], context: int) -> Table | None:
-    stored = [_behind(view, name) for name in names]
-    cos, sin = stored
+def _tables(view: View, names: tuple[str, str], rope: Rope, context: int) -> Iterator[tuple[Table, Rope]]:
+    """What the graph holds or computes, and the RoPE that it should be of; a LongRoPE has two."""
+    border = switch(rope, context)
+    cos, sin = (_behind(view, name) for name in names)
     if cos is not None and sin is not None and cos.matrix == sin.matrix:
         positions, _ = cos.matrix
-        return Table((cos.name, sin.name), cos.dtype, positions, _pairs(cos.rows(0, min(positions, 64))), cos, sin)
-    return _computed(view, names, context)
+        pairs, step = _pairs(cos.rows(0, min(positions, 64)))
+        table = Table((cos.name, sin.name), cos.dtype, positions, pairs, cos, sin, step)
+        if border is None or positions < border:
+            yield table, rope
+        else:
+            apart = positions == border + context  # two tables, one after the other
+            yield replace(table, positions=border), rope
+            yield replace(table, positions=context, first=border) if apart else table, far(rope)
+        return
+    for count, part in ((border, rope), (context, far(rope))) if border else ((context, rope),):
+        if (table := _computed(view, names, count or 0)) is not None:
+            yield table, part
 
 
-def _pairs(rows: Rows) -> int:
-    """Half the width, where the second half repeats the first."""
-    half = rows.shape[1] // 2
-    return half if half and np.array_equal(rows[:, :half], rows[:, half:]) else rows.shape[1]
+def _pairs(rows: Rows) -> tuple[int, int]:
+    """Pairs of a table, and how far apart their columns lie: each may be there twice, in halves or side by side."""
+    width = rows.shape[1]
+    if width % 2 == 0 and np.array_equal(rows[:, : width // 2], rows[:, width // 2 :]):
+        return width // 2, 1
+    if width % 2 == 0 and np.array_equal(rows[:, ::2], rows[:, 1::2]):
+        return width // 2, 2
+    return width, 1
 
 
 def _behind(view: View, name: str) -> Stored | None:
@@ -128,22 +175,21 @@ def _behind(view: View, name: str) -> Stored | None:
 
 
 def _computed(view: View, names: tuple[str, str], context: int) -> Table | None:
-    ids = np.arange(context, dtype=np.int64)[None]
-    feeds = {value.name: ids for value in view.proto.graph.input if "past" not in value.name}
-    feeds |= {name: np.ones_like(ids) for name in feeds if "mask" in name}
-    values = evaluate(view, names, feeds)
+    values = evaluate_part(view, names, feeds(view, context, 0), context)
     if values is None:
         return None
     flat = [np.asarray(v, np.float32).reshape(-1, v.shape[-1]) for v in values]
     if any(len(v) != context for v in flat):
         return None
-    return Table(names, "fp32", context, _pairs(flat[0][:64]), flat[0], flat[1])
+    kind = {"float16": "fp16", "bfloat16": "bf16"}.get(values[0].dtype.name, "fp32")
+    pairs, step = _pairs(flat[0][:64])
+    return Table(names, kind, context, pairs, flat[0], flat[1], step)
 
 
-def compare(table: Table, rope: Rope) -> str | None:
+def compare(table: Table, rope: Rope, by: str = "the checkpoint") -> str | None:
     """What is wrong with a table for this RoPE, in words; None if nothing is."""
     if table.pairs * 2 != rope.dim:
-        return f"rotate {table.pairs * 2} dimensions of a head, the checkpoint says {rope.dim}"
+        return f"rotate {table.pairs * 2} dimensions of a head, {by} says {rope.dim}"
     frequencies = inverse_frequencies(rope)
     count, worst, first = 0, 0.0, 0
     for start in range(0, table.positions, _BLOCK):
@@ -151,6 +197,7 @@ def compare(table: Table, rope: Rope) -> str | None:
         got, wanted = np.stack(table.rows(start, stop)), np.stack(tables(rope, start, stop))
         angles = np.arange(start, stop, dtype=np.float32)[:, None] * frequencies
         allowed = angles * np.float32(3 * 2**-23) + np.float32(_ULP.get(table.dtype, 2**-23))
+        allowed *= np.float32(rope.attention_factor)
         difference = np.abs(got - wanted)
         bad = ~(difference <= allowed)
         if bad.any():
@@ -161,7 +208,7 @@ def compare(table: Table, rope: Rope) -> str | None:
     if not count:
         return None
     at = f"{count:,} of {table.positions:,} positions differ, first {first:,}, by up to {worst:.2g}"
-    return f"use {estimate(table)}, the checkpoint says {words(rope)}; {at}"
+    return f"use {estimate(table)}, {by} says {words(rope)}; {at}"
 
 
 def estimate(table: Table) -> str:
@@ -196,6 +243,14 @@ def words(rope: Rope) -> str:
             return _words(rope.theta, factor)
         case Llama3(factor=factor, original_context=original):
             return f"{_words(rope.theta, 1.0)} with Llama 3 scaling by {factor:g} from {original:,} positions"
+        case Dynamic(factor=factor, original_context=original):
+            return f"{_words(rope.theta, 1.0)} with dynamic scaling by {factor:g} beyond {original:,} positions"
+        case Yarn(factor=factor, original_context=original, attention_factor=attention):
+            scaling = f"YaRN by {factor:g} from {original:,} positions, attention factor {attention:.4g}"
+            return f"{_words(rope.theta, 1.0)} with {scaling}"
+        case LongRope(original_context=original, attention_factor=attention):
+            scaling = f"LongRoPE from {original:,} positions, attention factor {attention:.4g}"
+            return f"{_words(rope.theta, 1.0)} with {scaling}"
 
 
 def _words(theta: float, factor: float) -> str:
@@ -233,22 +288,3 @@ def _too_short(found: Sequence[Table], context: int) -> Iterator[Finding]:
             f"{context:,} positions are promised, {table.names[0]} has {table.positions:,}",
             f"Write {table.positions} into context_length and search.max_length, or longer tables into the graph.",
         )
-
-
-def _unseen(view: View, found: Sequence[Site], lost: Sequence[int]) -> Finding:
-    whole = [site for site in found if site.layer in lost and site.q.weight is not None]
-    if len(whole) == len(lost):
-        return Finding(
-            "rope-missing",
-            "error",
-            layers(lost),
-            "queries go from their projection into the attention without a rotation",
-            "Rotate queries and keys, or set do_rotary.",
-        )
-    return Finding(
-        "rope-not-audited",
-        "note",
-        layers(lost),
-        "no rotary operator was found before the attention",
-        "paritas verify compares logits at many positions.",
-    )

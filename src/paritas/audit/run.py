@@ -1,29 +1,41 @@
 """The whole audit: what the graph holds against what the checkpoint says."""
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from paritas.audit.activation import activation_findings
+from paritas.audit.attending import joined, of_operator
 from paritas.audit.attention import attention_findings
-from paritas.audit.claims import claim_findings
-from paritas.audit.expected import expected
+from paritas.audit.expected import Expected, expected
 from paritas.audit.finding import ORDER, Finding
 from paritas.audit.frequencies import frequencies_of, frequency_findings
 from paritas.audit.genai import genai_findings
 from paritas.audit.identity import Identity, identify
+from paritas.audit.norms import norm_findings, norm_sites
 from paritas.audit.numbers import number_findings
+from paritas.audit.operators import operator_findings
+from paritas.audit.probing import of_ways, of_written
+from paritas.audit.projections import made_of
 from paritas.audit.rope import rope_findings, tables_of
 from paritas.audit.sites import sites
 from paritas.audit.stops import stop_findings
 from paritas.audit.texts import Words, of_folder, text_findings
+from paritas.audit.told import Told, Unknown
 from paritas.audit.view import View
-from paritas.audit.weights import weight_findings
+from paritas.audit.weights import spec_offsets, weight_findings
+from paritas.audit.written import before_operators, written
 from paritas.checkpoint import open_checkpoint
 from paritas.errors import Exit
 from paritas.progress import Progress, silent
 from paritas.runtime.package import Package, open_package
-from paritas.spec import Decoder
+
+_ENDLESS = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -75,21 +87,28 @@ def audit(package: Path, model: str | Path, progress: Progress = silent) -> Audi
     started = time.perf_counter()
     opened = open_package(package)
     wanted = expected(open_checkpoint(model))
+    told = wanted.told
     view = View(opened.model, opened.folder)
-    attending = sites(view)
     found: list[Finding] = [wanted.why] if wanted.why else []
+    operators = sites(view)
+    attending = [of_operator(view, site, told.layer(site.layer)) for site in operators]
     frequencies = frequencies_of(view)
-    known = tables_of(view, attending) | {stored.name for stored in frequencies}
-    if wanted.spec:
-        found += rope_findings(view, attending, wanted.spec, _context(opened, wanted.spec))
-        found += frequency_findings(frequencies, wanted.spec)
-    identity = identify(view, wanted.tensors, known, progress)
+    known = tables_of(view, [names for each in attending for names in each.tables])
+    identity = identify(view, wanted.tensors, known | {stored.name for stored in frequencies}, progress)
+    made = made_of(identity)
+    norms = _head_norms(wanted)
+    ways = of_ways(view, before_operators(view, made, operators), told, norms)
+    attending = joined(attending, ways) + of_written(view, written(view, made), told, norms)
+    context = _context(opened, told)
+    dtype = _dtype(identity)
+    found += operator_findings(view.proto)
+    found += rope_findings(view, attending, told, context)
+    found += frequency_findings(frequencies, told)
     found += weight_findings(view, identity, wanted)
-    if wanted.spec:
-        found += attention_findings(view, attending, wanted.spec)
-        found += number_findings(view, identity, wanted.spec, _logits(view))
-    else:
-        found += claim_findings(view, identity, attending, wanted.checkpoint.config)
+    found += attention_findings(attending, told, dtype, context)
+    found += norm_findings(list(norm_sites(view, made)), made, told, dtype)
+    found += activation_findings(view, made, told)
+    found += number_findings(view, made, told, _logits(view))
     theirs = Words(wanted.checkpoint.tokenizer_files)
     found += text_findings(of_folder(opened.folder), theirs)
     if opened.genai_config:
@@ -99,11 +118,29 @@ def audit(package: Path, model: str | Path, progress: Progress = silent) -> Audi
     return Audit(package, wanted.checkpoint.name, identity, tuple(found), time.perf_counter() - started)
 
 
-def _context(package: Package, spec: Decoder) -> int:
-    """Positions that a package promises."""
-    model = (package.genai_config or {}).get("model", {})
-    context = model.get("context_length", spec.context)
-    return context if isinstance(context, int) else spec.context
+def _head_norms(wanted: Expected) -> dict[str, NDArray[np.float32]]:
+    """Weights of the norms of queries and keys, with what the model adds to them."""
+    offsets = spec_offsets(wanted)
+    return {
+        name: tensor.read() + np.float32(offsets.get(name, 0.0))
+        for name, tensor in wanted.tensors.items()
+        if name.endswith(("self_attn.q_norm.weight", "self_attn.k_norm.weight"))
+    }
+
+
+def _dtype(identity: Identity) -> str:
+    """Of most of the graph's weights."""
+    sizes = Counter[str]()
+    for record in identity.initializers:
+        sizes[record.dtype] += record.bytes
+    return sizes.most_common(1)[0][0] if sizes else "fp32"
+
+
+def _context(package: Package, told: Told) -> int:
+    """Positions that a package promises, or that the model was made for."""
+    made_for = _ENDLESS if isinstance(told.context, Unknown) else told.context
+    context = (package.genai_config or {}).get("model", {}).get("context_length", made_for)
+    return context if isinstance(context, int) else made_for
 
 
 def _logits(view: View) -> str:

@@ -65,6 +65,11 @@ class Site:
         """Its name."""
         return self.node.op_type
 
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """Weights of the norms of queries and keys that the operator itself takes."""
+        return tuple(filter(None, self.node.input[14:16])) if self.operator == "GroupQueryAttention" else ()
+
     def tables(self) -> Iterator[tuple[str, str]]:
         """Names of the cosines and sines that its queries or keys are rotated with."""
         place = _COS.get(self.operator)
@@ -86,8 +91,13 @@ class Site:
 
 def sites(view: View) -> Sequence[Site]:
     """Every fused attention operator of the main graph."""
-    nodes = [node for node in view.nodes if node.op_type in _FUSED and len(node.input) > 1]
+    nodes = [node for node in view.nodes if node.op_type in _FUSED and len(node.input) > 1 and not _projects(node)]
     return [_site(view, node, order) for order, node in enumerate(nodes)]
+
+
+def _projects(node: onnx.NodeProto) -> bool:
+    """Whether it is the older operator of the same name, which takes the projections' weights."""
+    return node.op_type == "Attention" and node.domain == "com.microsoft"
 
 
 def _site(view: View, node: onnx.NodeProto, order: int) -> Site:
@@ -116,6 +126,13 @@ def _layer(view: View, node: onnx.NodeProto) -> int | None:
         if name in inputs and (number := re.search(r"\d+", name)):
             return int(number[0])
     return None
+
+
+def _is_cache(view: View, name: str) -> bool:
+    """Whether a value is an input of the graph, but for its shape and type."""
+    while (node := view.maker.get(name)) is not None and node.op_type in PASSES:
+        name = node.input[0]
+    return any(value.name == name for value in view.proto.graph.input)
 
 
 def _trail(view: View, name: str) -> Trail:
@@ -150,8 +167,10 @@ def _weight(view: View, node: onnx.NodeProto) -> str | None:
 def _step(view: View, node: onnx.NodeProto) -> tuple[str, str, float] | None:
     """What a node does to the values that pass it: a word, the value before it, a factor."""
     first = node.input[0] if node.input else ""
-    if node.op_type in (*PASSES, "Split", "Slice"):
+    if node.op_type in (*PASSES, "Split", "Slice", "Expand"):
         return "", first, 1.0
+    if node.op_type in ("TensorScatter", "Concat") and len(node.input) > 1:  # what is new goes into a cache
+        return ("", node.input[1], 1.0) if _is_cache(view, first) else None
     if node.op_type == "RotaryEmbedding":
         return "rotary", first, 1.0
     if node.op_type in NORMS:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paritas.audit.hashing import Hashes, of_rows
-from paritas.audit.tensors import BLOCK
 from paritas.checkpoint import Tensor
+from paritas.runtime.stored import BLOCK
 
 Rows = NDArray[np.float32]
 

@@ -1,6 +1,6 @@
 """A graph to walk in: who makes a value, who takes it, which constant it is."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from paritas.audit.tensors import Stored, tensors
 from paritas.runtime.proto import load
+from paritas.runtime.stored import Stored, tensors
 
 _SMALL = 1 << 12  # elements of a constant that is looked into
 PASSES = frozenset({"Cast", "Identity", "Reshape", "Transpose", "Unsqueeze", "Squeeze", "Flatten", "Dropout"})
@@ -25,6 +25,7 @@ class View:
         tensors: every initializer and Constant by name.
         maker: value -> the node that makes it.
         takers: value -> (node, which input) of each node that takes it.
+        order: id of a node -> its place among them.
         memory: what subgraphs gave, which many layers share.
     """
 
@@ -39,6 +40,7 @@ class View:
                 self.maker[name] = node
             for place, name in enumerate(node.input):
                 self.takers[name].append((node, place))
+        self.order = {id(node): place for place, node in enumerate(self.nodes)}
         self.memory: dict[tuple[object, ...], Any] = {}
 
     def constant(self, name: str) -> NDArray[Any] | None:
@@ -68,9 +70,9 @@ class View:
     def behind(self, name: str) -> Iterator[onnx.NodeProto]:
         """Every node that a value depends on, nearest first."""
         seen: set[int] = set()
-        waiting = [name]
+        waiting = deque([name])
         while waiting:
-            node = self.maker.get(waiting.pop(0))
+            node = self.maker.get(waiting.popleft())
             if node is not None and id(node) not in seen:
                 seen.add(id(node))
                 yield node

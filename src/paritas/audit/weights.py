@@ -8,6 +8,7 @@ from paritas.audit.finding import Finding, Severity, layer_of, layers, names
 from paritas.audit.identity import Identity, Provenance
 from paritas.audit.match import Part
 from paritas.audit.view import View, operand
+from paritas.spec import QkNorm
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _SHORT = ("fp16", "bf16")
@@ -64,7 +65,7 @@ def _rounded_offsets(identity: Identity) -> Iterator[Finding]:
 
 def _wrong_offsets(view: View, identity: Identity, expected: Expected) -> Iterator[Finding]:
     """The offset in the weight, and the one that the graph adds to it, against the model's."""
-    offsets = _spec_offsets(expected)
+    offsets = spec_offsets(expected)
     missing: list[str] = []
     unwanted: list[str] = []
     for record in identity.initializers:
@@ -94,7 +95,7 @@ def _added(view: View, name: str) -> float:
     return 0.0
 
 
-def _spec_offsets(expected: Expected) -> dict[str, float]:
+def spec_offsets(expected: Expected) -> dict[str, float]:
     """Norm weight -> what the model adds to it."""
     if expected.spec is None:
         return {}
@@ -105,9 +106,10 @@ def _spec_offsets(expected: Expected) -> dict[str, float]:
         for name in vars(layer.norms).values():
             if name is not None:
                 found[f"{prefix}.{name}.weight"] = layer.norm.offset
-        if layer.attention.qk_norm is not None:
+        heads = getattr(layer.mixer, "qk_norm", None)  # a mixer that is no attention has none
+        if isinstance(heads, QkNorm):
             for name in ("q_norm", "k_norm"):
-                found[f"{prefix}.self_attn.{name}.weight"] = layer.attention.qk_norm.offset
+                found[f"{prefix}.self_attn.{name}.weight"] = heads.offset
     return found
 
 

@@ -6,7 +6,7 @@ from paritas.audit.masks import window_of
 from paritas.audit.sites import Site
 from paritas.audit.view import View
 
-_USUAL = 4096  # windows up to this one are found on layers that should have none
+USUAL = 4096  # windows up to this one are found on layers that should have none
 _MASK = {"Attention": 3, "MultiHeadAttention": 5, "GroupQueryAttention": 10}
 
 
@@ -30,7 +30,7 @@ def window_at(view: View, site: Site, most: int) -> int | Literal[False] | None:
     mask = mask_of(site)
     if mask is None:
         return None
-    found = window_of(view, mask, max(most, _USUAL))
+    found = window_of(view, mask, max(most, USUAL))
     return False if found is None else found or None
 
 
