@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paritas.errors import Invalid, ParitasError
+from paritas.runtime import exact
 from paritas.runtime.decoder import State
 from paritas.runtime.faults import refusal
 from paritas.runtime.package import CONFIG, Package
@@ -59,11 +60,13 @@ class GenAISession:
         _refuse_native_code(package.genai_config, package.folder)
         self.version: str = self._genai.__version__
         self._folder = package.folder
-        self._logits = read_ports(package.model, package.head_size).logits
+        self._logits = read_ports(package.model, package.head_size, package.rewritten).logits
         self._max_length = _max_length(package, capacity)
-        session: dict[str, int] = {"log_severity_level": _SILENT}
+        session: dict[str, int | str] = {"log_severity_level": _SILENT}
         if threads is not None:
             session["intra_op_num_threads"] = threads
+        if package.rewritten is not None:
+            session |= dict([exact.LEVEL])
         overlay = {
             "model": {"decoder": {"session_options": session}},
             # A chunked prefill would leave the logits of its last chunk alone.
@@ -73,6 +76,10 @@ class GenAISession:
             config = self._genai.Config(str(package.folder))
             config.clear_providers()
             config.overlay(json.dumps(overlay))
+            if package.rewritten is not None:
+                # The runtime reads these bytes when it makes the model: they have to live until then.
+                graph = package.rewritten.SerializeToString()
+                config.add_model_data(package.model.relative_to(package.folder).as_posix(), graph)
             self._model = self._genai.Model(config)
 
     def forward(

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+
+import onnx
 
 from paritas.errors import ParitasError, Unsupported
 from paritas.runtime import external
@@ -26,11 +28,23 @@ class Package:
         model: the graph of its decoder, in the folder or in its ``onnx/`` as transformers.js has it; its data
             lie beside it.
         genai_config: the values of genai_config.json; None if there is none, or it speaks of another graph.
+        rewritten: a graph that sessions are given in place of the file's; its external data is the package's, read
+            where it lies. None for the package as it is.
     """
 
     folder: Path
     model: Path
     genai_config: Mapping[str, Any] | None
+    rewritten: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The graph that sessions run; external data is not opened.
+
+        Raises:
+            ParitasError: ``package-model-broken``.
+        """
+        return load(self.model) if self.rewritten is None else self.rewritten
 
     @property
     def context(self) -> int | None:

@@ -65,19 +65,20 @@ class Ports:
         return min([*rooms, *([] if self.mask_width is None else [self.mask_width])], default=None)
 
 
-def read_ports(model: Path, head_size: int | None = None) -> Ports:
+def read_ports(model: Path, head_size: int | None = None, proto: onnx.ModelProto | None = None) -> Ports:
     """The ports of the graph ``model``; its weights are not opened.
 
     Args:
         model: the graph's file.
         head_size: width of a head, asked only where neither the caches' shapes nor the attention tell it.
+        proto: the graph itself, where it is another than the file's; ``model`` is then only its place.
 
     Raises:
         ParitasError: ``package-model-broken``.
         Invalid: the graph is no decoder that can be fed from token ids: ``graph-input-unknown``,
             ``graph-no-input-ids``, ``graph-no-logits``, ``graph-cache-unpaired``, ``graph-cache-layout``.
     """
-    proto = load(model)
+    proto = load(model) if proto is None else proto
     wiring = Wiring(proto)
     stored = {tensor.name for tensor in proto.graph.initializer}  # an input with a default need not be fed
     inputs = [Port.of(value) for value in proto.graph.input if value.name not in stored]

@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from paritas.errors import Invalid
+from paritas.runtime import exact
 from paritas.runtime.decoder import State
 from paritas.runtime.faults import refusal
 from paritas.runtime.package import Package
@@ -24,6 +25,7 @@ _state: Any = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_sta
 _ERROR_KINDS: list[Any] = [kind for kind in _state.__dict__.values() if isinstance(kind, type)]
 # Its errors share no base of their own.
 _ERRORS: tuple[type[Exception], ...] = (RuntimeError, *(k for k in _ERROR_KINDS if issubclass(k, Exception)))
+_DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 _SILENT = 4  # log severity: fatal only; what is wrong arrives as an exception
 
 
@@ -46,6 +48,8 @@ class RawSession:
     Args:
         package: what to load.
         threads: threads within an operator; None leaves it to the runtime.
+        graph: a changed graph with the same inputs and outputs, serialised, in place of the package's; its external
+            data is the package's, which is read where it lies.
 
     Raises:
         Invalid: ``runtime-failed``; or the graph is no decoder (as :func:`paritas.runtime.ports.read_ports` tells).
@@ -53,17 +57,23 @@ class RawSession:
 
     runtime = "onnxruntime"
 
-    def __init__(self, package: Package, threads: int | None = None) -> None:
+    def __init__(self, package: Package, threads: int | None = None, graph: bytes | None = None) -> None:
         self.version: str = _ort.__version__
-        self.ports = read_ports(package.model, package.head_size)
+        self.ports = read_ports(package.model, package.head_size, package.rewritten)
         self._model = package.model
         options = _ort.SessionOptions()
         options.log_severity_level = _SILENT
         if threads is not None:
             options.intra_op_num_threads = threads
+        if graph is None and package.rewritten is not None:
+            graph = package.rewritten.SerializeToString()
+        if graph is not None:
+            options.add_session_config_entry(_DATA_FOLDER, str(package.model.parent))
+        if package.rewritten is not None:
+            options.add_session_config_entry(*exact.LEVEL)
         with self._told("load the graph"):
             self._session = _ort.InferenceSession(
-                str(package.model), sess_options=options, providers=["CPUExecutionProvider"]
+                graph or str(package.model), sess_options=options, providers=["CPUExecutionProvider"]
             )
         self._types = {i.name: _TYPES[i.type] for i in self._session.get_inputs() if i.type in _TYPES}
 

@@ -101,6 +101,8 @@ def changed_tokens(decoder: Decoder, sequence: Sequence) -> tuple[Answer, ...]:
 def kept(decoder: Decoder, ids: tuple[int, ...], shapes: tuple[tuple[int, int, int], ...]) -> tuple[Answer, ...]:
     """Keys and values ``[kv_heads, tokens, head_dim]`` after a prefill, in turn, the last ``tokens`` of each.
 
+    Then the states of convolutions, ``[1, tokens, channels]``.
+
     Args:
         decoder: the package.
         ids: what is fed.
@@ -120,6 +122,10 @@ def kept(decoder: Decoder, ids: tuple[int, ...], shapes: tuple[tuple[int, int, i
         if (kind := tensor.data_type()) not in ("tensor(float)", "tensor(float16)"):
             raise _elsewhere(f"{kind} has no counterpart in numpy")
         array = np.asarray(tensor.numpy(), np.float32)
+        if array.ndim == 3:  # [batch, channels, tokens]
+            array = array.swapaxes(1, 2)[:, np.newaxis]
+        if array.ndim == 4 and 0 < array.shape[1] < heads and heads % array.shape[1] == 0:
+            array = array.repeat(heads // array.shape[1], axis=1)  # Falcon's class keeps one for each query
         if array.ndim != 4 or array.shape[:2] != (1, heads) or array.shape[3] != width:
             raise _elsewhere(f"{list(array.shape)} beside transformers' {[1, heads, tokens, width]}")
         if not tokens <= array.shape[2] <= len(ids):

@@ -4,7 +4,7 @@ A tensor ``[kv_heads, tokens, head_dim]`` is compared as rows ``[tokens, kv_head
 difference, in floors of that tensor. The variants are those of the logits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paritas.verify.floor import Noise, floors
 
-Tensors = Sequence[NDArray[np.floating[Any]]]
+Tensors = Mapping[str, NDArray[np.floating[Any]]]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Kept:
 
     Attributes:
         name: ``layer 3 keys``.
-        values: ``[kv_heads, tokens, head_dim]``.
+        values: ``[kv_heads, tokens, head_dim]``; of a convolution ``[1, tokens, channels]``.
         floors: ``[tokens]``.
     """
 
@@ -36,14 +36,14 @@ class KeptNoise:
     """Gathers what the variants show of every tensor.
 
     Attributes:
-        tensors: the reference's own, keys and values in turn.
+        tensors: the reference's own, by name.
     """
 
     tensors: Tensors
-    _noise: list[Noise] = field(init=False)
+    _noise: dict[str, Noise] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._noise = [Noise.of(rows(tensor)) for tensor in self.tensors]
+        self._noise = {name: Noise.of(rows(tensor)) for name, tensor in self.tensors.items()}
 
     def add(self, variant: str, tensors: Tensors) -> None:
         """What ``variant`` keeps.
@@ -51,20 +51,19 @@ class KeptNoise:
         Raises:
             Invalid: ``variant-not-finite``.
         """
-        for noise, want, got in zip(self._noise, self.tensors, tensors, strict=True):
-            noise.add(variant, rows(want), rows(got))
+        for name, noise in self._noise.items():
+            noise.add(variant, rows(self.tensors[name]), rows(tensors[name]))
 
     def drop(self, variant: str) -> None:
         """Forget a variant that was refused half way."""
-        for noise in self._noise:
+        for noise in self._noise.values():
             noise.variants.pop(variant, None)
 
     def finish(self) -> tuple[Kept, ...]:
         """Every tensor with its floor."""
-        names = [f"layer {index // 2} {('keys', 'values')[index % 2]}" for index in range(len(self.tensors))]
         return tuple(
-            Kept(name, np.asarray(tensor, np.float32), floors({name: noise})[name])
-            for name, tensor, noise in zip(names, self.tensors, self._noise, strict=True)
+            Kept(name, np.asarray(self.tensors[name], np.float32), floors({name: noise})[name])
+            for name, noise in self._noise.items()
         )
 
 

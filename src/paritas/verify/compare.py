@@ -28,12 +28,18 @@ class Tokens:
     Attributes:
         identical, near_ties, different: how many of each.
         first: position of the first that is different; None if none is.
+        chosen: the package's token in place of each of the reference's.
+        gaps: between the reference's two best logits there.
+        near: indices of those that are near ties.
     """
 
     identical: int
     near_ties: int
     different: int
     first: int | None
+    chosen: tuple[int, ...] = ()
+    gaps: tuple[float, ...] = ()
+    near: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,16 +152,18 @@ def blocks(rows: int) -> Iterator[slice]:
 
 def _tokens(want: Logits, got: Logits, allowed: NDArray[np.float64], prompt: int, greedy: Sequence[int]) -> Tokens:
     """Count the greedy tokens; ``allowed[p]`` is the difference at p that a near tie may rest on."""
-    counts, first = {"identical": 0, "near": 0, "different": 0}, None
-    for position, token in enumerate(greedy, start=prompt - 1):
-        if int(got[position].argmax()) == token and bool(np.isfinite(got[position]).all()):
-            counts["identical"] += 1
-        elif _gap(want[position]) < 2 * allowed[position]:
-            counts["near"] += 1
-        else:
-            counts["different"] += 1
-            first = position if first is None else first
-    return Tokens(counts["identical"], counts["near"], counts["different"], first)
+    chosen = tuple(int(got[prompt - 1 + index].argmax()) for index in range(len(greedy)))
+    gaps = tuple(_gap(want[prompt - 1 + index]) for index in range(len(greedy)))
+    near: list[int] = []
+    different: list[int] = []
+    for index, (token, choice) in enumerate(zip(greedy, chosen, strict=True)):
+        position = prompt - 1 + index
+        if choice == token and bool(np.isfinite(got[position]).all()):
+            continue
+        (near if gaps[index] < 2 * allowed[position] else different).append(index)
+    identical = len(greedy) - len(near) - len(different)
+    first = prompt - 1 + different[0] if different else None
+    return Tokens(identical, len(near), len(different), first, chosen, gaps, tuple(near))
 
 
 def _gap(row: Logits) -> float:

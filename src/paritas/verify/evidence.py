@@ -119,6 +119,16 @@ class Differences(Record):
 
     sequence: str
     differences: tuple[Compact, ...]
+    floors: tuple[Compact, ...] = Field(default=(), description="where they are not the sequence's: keys and values")
+
+
+class Choices(Record):
+    """The package's greedy tokens after one prompt, each given the reference's tokens before it."""
+
+    sequence: str
+    tokens: tuple[int, ...] = Field(description="beside `greedy` of the sequence")
+    gaps: tuple[Compact, ...] = Field(description="between the reference's two best logits there")
+    near_ties: tuple[int, ...] = Field(description="indices of the tokens that differ and are near ties")
 
 
 class ProbeRecord(Record):
@@ -135,6 +145,7 @@ class ProbeRecord(Record):
     where: Where | None = None
     first_bad: Where | None = Field(default=None, description="first position beyond the gate")
     tokens: TokenCount | None = None
+    choices: tuple[Choices, ...] = ()
     differences: tuple[Differences, ...] = ()
     seconds: Compact = 0.0
 
@@ -154,6 +165,57 @@ class Finding(Record):
     severity: Severity
     where: str
     message: str
+    remedy: str = ""
+
+
+class MatrixRecord(Record):
+    """One weight of integers."""
+
+    stored: str = Field(description="name of its integers' initializer")
+    parameters: tuple[str, ...] = Field(description="of transformers, whose rows it has; empty if it is near none")
+    format: str
+    error: Compact | None = Field(default=None, description="relative distance (L2) from the checkpoint's values")
+    steps: Compact | None = Field(default=None, description="worst distance from the nearest value that its grid has")
+    fault: str | None = Field(default=None, description="why it cannot be the checkpoint's weight, quantised")
+
+
+class QualityRecord(Record):
+    """What one part of the rounding does to the logits; no gate."""
+
+    part: str = Field(description="graph, weights, activations, package")
+    compared: str
+    positions: int
+    difference: Compact = Field(description="largest, in logits")
+    kl: Compact = Field(description="mean Kullback-Leibler divergence a position, in nats")
+    kl_error: Compact = Field(description="standard error of that mean")
+    kl_p99: Compact
+    kl_max: Compact
+    top1: Compact = Field(description="share of positions with the same best token")
+    flips: int = Field(description="positions with another best token, near ties not counted")
+    perplexity: Compact = Field(description="ratio on the tokens that were fed")
+
+
+class PrecisionRecord(Record):
+    """In which precision the package stores and computes, and what it was therefore held against."""
+
+    formats: dict[str, int] = Field(description="format -> how many parameters or weights are stored so")
+    arithmetic: tuple[str, ...] = Field(description="what it rounds activations to; empty for fp32")
+    compared: str
+    verdict: Verdict | None = Field(description="of the stored weights alone; None where they are not looked at")
+    reason: str | None = None
+    matrices: tuple[MatrixRecord, ...] = ()
+    floats: dict[str, tuple[str, ...]] = Field(default={}, description="dtype -> parameters that are stored in it")
+    offsets: dict[str, str] = Field(default={}, description="norm -> dtype to which its 1 + weight was rounded")
+    missing: tuple[str, ...] = Field(default=(), description="matrices of the checkpoint that are found nowhere")
+    quality: tuple[QualityRecord, ...] = ()
+
+
+class Lengths(Record):
+    """Lengths, in tokens, at which the model changes."""
+
+    windows: tuple[int, ...] = Field(description="sliding windows, ascending")
+    switches: tuple[int, ...] = Field(description="beyond which RoPE rotates otherwise, ascending")
+    positions: int | None = Field(description="that the model was made for; None if it does not say")
 
 
 class Evidence(Record):
@@ -166,6 +228,8 @@ class Evidence(Record):
     checkpoint: CheckpointRecord
     package: tuple[FileRecord, ...]
     settings: Settings
+    lengths: Lengths | None = Field(default=None, description="None in a record that is older than this field")
+    precision: PrecisionRecord | None = Field(default=None, description="None in a record that is older than it")
     sequences: tuple[SequenceRecord, ...]
     probes: tuple[ProbeRecord, ...]
     findings: tuple[Finding, ...]
@@ -182,7 +246,9 @@ class Evidence(Record):
 
     def summary(self) -> dict[str, Any]:
         """What a command gives with ``--json``: everything but the ids and the numbers of every position."""
-        return self.model_dump(mode="json", exclude={"sequences": True, "probes": {"__all__": {"differences"}}})
+        return self.model_dump(
+            mode="json", exclude={"sequences": True, "probes": {"__all__": {"choices", "differences"}}}
+        )
 
     def write(self, folder: Path) -> Path:
         """Write ``evidence/evidence.json`` under ``folder``, and give its path."""

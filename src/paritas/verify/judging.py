@@ -10,7 +10,7 @@ from paritas.runtime.decoder import Decoder
 from paritas.verify.asking import Answer, ask, kept
 from paritas.verify.caches import rows
 from paritas.verify.compare import Comparison, check_shape, compare
-from paritas.verify.evidence import Differences, Finding, ProbeRecord, TokenCount, Where
+from paritas.verify.evidence import Choices, Differences, Finding, ProbeRecord, Severity, TokenCount, Where
 from paritas.verify.probes import OPTIONAL, Manner, Probe
 from paritas.verify.truth import Truth, Truths
 from paritas.verify.verdict import PROVEN_FLOORS, Place, Verdict, judge, signature
@@ -19,6 +19,13 @@ CANNOT = frozenset(
     {"graph-no-mask", "graph-no-cache", "genai-batch", "genai-context", "cache-elsewhere", "graph-batch", "graph-room"}
 )
 """Refusals that say what a package or runtime is not made for: not tested, rather than invalid."""
+
+_REMEDIES = {
+    "logits-not-finite": "Look for numbers beyond what a narrow dtype holds, and for masks that hide every key.",
+    "cache-diverges": "The fault lies before this layer's keys and values: compare what goes into it.",
+    "logits-diverge": "Do not ship it. Look where its first bad position points to; paritas audit reads the files.",
+    "logits-unexplained": "Do not ship it. Verify it on another machine, and report it with evidence.json.",
+}
 
 Judged = tuple[ProbeRecord, tuple[Finding, ...]]
 
@@ -43,13 +50,18 @@ def probe_record(decoder: Decoder, probe: Probe, truths: Truths) -> Judged:
 
 def not_tested(probe: Probe, runtime: str, reason: str) -> Judged:
     """The record of a probe that could not be put."""
-    finding = Finding(code="probe-not-tested", severity="note", where=f"{probe.id}, {runtime}", message=reason)
+    place, remedy = (
+        f"{probe.id}, {runtime}",
+        "It is no part of the verdict: whoever relies on it has to test it otherwise.",
+    )
+    finding = Finding(code="probe-not-tested", severity="note", where=place, message=reason, remedy=remedy)
     return _bare(probe, runtime, Verdict.NOT_TESTED, reason), (finding,)
 
 
 def invalid(probe: Probe, runtime: str, error: Invalid) -> Judged:
     """The record of a probe whose answer cannot be compared."""
-    finding = Finding(code=error.code, severity="error", where=f"{probe.id}, {runtime}", message=error.fact)
+    place = f"{probe.id}, {runtime}"
+    finding = Finding(code=error.code, severity="error", where=place, message=error.fact, remedy=error.hint)
     return _bare(probe, runtime, Verdict.INVALID, error.fact), (finding,)
 
 
@@ -128,9 +140,12 @@ def _record(probe: Probe, runtime: str, comparisons: list[Comparison], seconds: 
         where=_where(worst, worst.worst),
         first_bad=None if first is None else _where(first, first.first_bad or 0),
         tokens=_tokens(comparisons),
-        differences=tuple(
-            Differences(sequence=c.sequence, differences=tuple(c.differences.tolist())) for c in comparisons
+        choices=tuple(
+            Choices(sequence=c.sequence, tokens=tokens.chosen, gaps=tokens.gaps, near_ties=tokens.near)
+            for c in comparisons
+            if (tokens := c.tokens) is not None
         ),
+        differences=tuple(_differences(comparison, probe.manner) for comparison in comparisons),
         seconds=seconds,
     )
     return record, _findings(record, comparisons, probe.manner)
@@ -138,6 +153,11 @@ def _record(probe: Probe, runtime: str, comparisons: list[Comparison], seconds: 
 
 def _where(comparison: Comparison, position: int) -> Where:
     return Where(sequence=comparison.sequence, position=position, vocab_id=int(comparison.vocab_ids[position]))
+
+
+def _differences(comparison: Comparison, manner: Manner) -> Differences:
+    floors = tuple(comparison.floors.tolist()) if manner is Manner.CACHE else ()
+    return Differences(sequence=comparison.sequence, differences=tuple(comparison.differences.tolist()), floors=floors)
 
 
 def _tokens(comparisons: list[Comparison]) -> TokenCount | None:
@@ -156,7 +176,7 @@ def _findings(record: ProbeRecord, comparisons: list[Comparison], manner: Manner
     place, first = f"{record.id}, {record.runtime}", record.first_bad
     if lost:
         message = f"NaN or Inf in the logits of {lost[0].sequence} from position {lost[0].first_nonfinite}"
-        return (Finding(code="logits-not-finite", severity="error", where=place, message=message),)
+        return (_finding("logits-not-finite", "error", place, message),)
     if first is None:
         return ()
     at = f"{first.sequence}, first at position {first.position}"
@@ -165,8 +185,11 @@ def _findings(record: ProbeRecord, comparisons: list[Comparison], manner: Manner
         f"{record.floor:.1g} (up to {PROVEN_FLOORS:.0f} is rounding); {at}"
     )
     if manner is Manner.CACHE:
-        return (Finding(code="cache-diverges", severity="error", where=place, message=message),)
-    code, severity = (
-        ("logits-diverge", "error") if record.verdict is Verdict.DIVERGES else ("logits-unexplained", "warning")
-    )
-    return (Finding(code=code, severity=severity, where=place, message=message),)
+        return (_finding("cache-diverges", "error", place, message),)
+    if record.verdict is Verdict.DIVERGES:
+        return (_finding("logits-diverge", "error", place, message),)
+    return (_finding("logits-unexplained", "warning", place, message),)
+
+
+def _finding(code: str, severity: Severity, where: str, message: str) -> Finding:
+    return Finding(code=code, severity=severity, where=where, message=message, remedy=_REMEDIES[code])

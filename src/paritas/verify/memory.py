@@ -22,10 +22,11 @@ from paritas.progress import Progress, silent
 from paritas.verify import provenance, store
 from paritas.verify.caches import Kept
 from paritas.verify.evidence import CheckpointRecord, Settings
+from paritas.verify.own import Own
 from paritas.verify.power import Sight
 from paritas.verify.probes import Probe, Sequence
 from paritas.verify.reference import Facts
-from paritas.verify.truth import Ids, Truth, Truths, find_truths
+from paritas.verify.truth import Ids, Rounded, Stores, Truth, Truths, find_truths
 
 
 @dataclass(frozen=True)
@@ -42,28 +43,45 @@ class _Record:
     unused: tuple[str, ...]
     kept: tuple[str, ...]
     power: tuple[tuple[str, str], ...]
+    own: Own | None
+    dtype: str | None
+    refused_dtype: str | None
+    narrow: tuple[str, ...]
 
 
 _RECORD = TypeAdapter(_Record)
 
 
 def recall_truths(
-    checkpoint: Checkpoint, progress: Progress = silent, context: int | None = None, *, power: bool = True
+    checkpoint: Checkpoint,
+    progress: Progress = silent,
+    context: int | None = None,
+    *,
+    power: bool = True,
+    recorded: Mapping[str, Sequence] | None = None,
+    stores: Stores | None = None,
 ) -> Truths:
     """As :func:`~paritas.verify.truth.find_truths`, out of the cache where it is there, and into it where not."""
     root = store.cache_folder() / "reference"
     progress("hashing the checkpoint", 0, 1)
-    key = cache_key(checkpoint, context, power=power)
+    key = cache_key(checkpoint, context, power=power, recorded=recorded, stores=stores)
     progress("hashing the checkpoint", 1, 1)
     entry = store.load(root, key)
     if entry is not None and (truths := _truths(entry, checkpoint.name)) is not None:
         return truths
-    truths = find_truths(checkpoint, progress, context, power=power)
+    truths = find_truths(checkpoint, progress, context, power=power, recorded=recorded, stores=stores)
     store.save(root, key, _entry(truths))
     return truths
 
 
-def cache_key(checkpoint: Checkpoint, context: int | None, *, power: bool = True) -> str:
+def cache_key(
+    checkpoint: Checkpoint,
+    context: int | None,
+    *,
+    power: bool = True,
+    recorded: Mapping[str, Sequence] | None = None,
+    stores: Stores | None = None,
+) -> str:
     """Hash of all that the reference's answers depend on."""
     machine = provenance.environment()
     parts: dict[str, Any] = {
@@ -77,6 +95,8 @@ def cache_key(checkpoint: Checkpoint, context: int | None, *, power: bool = True
         "settings": Settings(seed=None, ids="", refused={}).model_dump(),
         "context": context,
         "power": power,
+        "recorded": None if recorded is None else {name: list(each.ids) for name, each in recorded.items()},
+        "stores": None if stores is None else (stores.sha256, stores.dtype),
         "code": _own_code(),
     }
     return _sha256(json.dumps(parts, sort_keys=True, default=str).encode())
@@ -84,7 +104,8 @@ def cache_key(checkpoint: Checkpoint, context: int | None, *, power: bool = True
 
 @cache
 def _own_code() -> str:
-    files = sorted(Path(__file__).parent.glob("*.py"))
+    here = Path(__file__).parent
+    files = [*sorted(here.glob("*.py")), *sorted((here.parent / "runtime").glob("*.py"))]
     return _sha256(b"".join(file.read_bytes() for file in files))
 
 
@@ -105,11 +126,17 @@ def _entry(truths: Truths) -> store.Entry:
         truths.unused,
         tuple(kept.name for kept in truths.kept),
         tuple((sight.fault, sight.probe) for sight in truths.power),
+        None if truths.rounded is None else truths.rounded.own,
+        None if truths.rounded is None else truths.rounded.dtype,
+        None if truths.rounded is None else truths.rounded.refused,
+        () if truths.rounded is None else tuple(truths.rounded.noise),
     )
     arrays: dict[str, NDArray[Any]] = {"power": np.array([sight.floors for sight in truths.power], np.float64)}
     for number, truth in enumerate(each):
         arrays[f"logits-{number}"], arrays[f"floors-{number}"] = truth.logits, truth.floors
         arrays[f"variants-{number}"] = np.array(list(truth.variants.values()), np.float64)
+    for number, noise in enumerate([] if truths.rounded is None else truths.rounded.noise.values()):
+        arrays[f"narrow-{number}"] = noise
     for number, kept in enumerate(truths.kept):
         arrays[f"kept-{number}"], arrays[f"kept-floors-{number}"] = kept.values, kept.floors
     return store.Entry(_RECORD.dump_json(record).decode(), arrays)
@@ -136,6 +163,7 @@ def _truths(entry: store.Entry, name: str) -> Truths | None:
             Sight(fault, probe, float(floors))
             for (fault, probe), floors in zip(record.power, arrays["power"], strict=True)
         )
+        noise = {name: np.array(arrays[f"narrow-{number}"]) for number, name in enumerate(record.narrow)}
     except (ValidationError, KeyError, IndexError, ValueError):
         return None
     return Truths(
@@ -148,4 +176,5 @@ def _truths(entry: store.Entry, name: str) -> Truths | None:
         unused=record.unused,
         kept=kept,
         power=power,
+        rounded=None if record.own is None else Rounded(record.own, record.dtype, noise, record.refused_dtype),
     )

@@ -16,6 +16,8 @@ CHEAP_LOGITS, CHEAP_WORK, CHEAP_POSITIONS = 1 << 28, 7 * 10**10, 4096
 """What a sequence may cost whose length is ours to choose: bytes of logits; tokens times parameters (a few seconds of a
 pass on two cores); tokens, since eager attention takes their square."""
 
+_LONE = "there is room for one token alone"
+
 ACROSS = 8
 """Tokens before a boundary from which decoding starts."""
 
@@ -48,11 +50,11 @@ def make_plan(facts: Facts, source: Source) -> Plan:
     parts = (
         _Asked((short,), (one_pass,)),
         long,
-        *((_switch(facts, source, room),) if facts.switches else ()),
+        *(_switch(number, facts, source, room) for number in range(len(facts.switches))),
         _end(facts, source, len(base.ids)),
         _Asked((), (_chunked(base), _greedy(prompts, room))),
         _rows(base.ids[: min(facts.switches, default=None)], source),
-        _Asked((), (Probe("causality", "a later token changed", Manner.CHANGED_TOKENS, ("short",)), _cache(short))),
+        _Asked((), (_causality(short), _cache(short))),
     )
     return Plan(
         tuple(sequence for part in parts for sequence in part.sequences),
@@ -72,8 +74,11 @@ def with_recorded(plan: Plan, recorded: Mapping[str, Sequence], switches: tuple[
 
 
 def crosses(switches: tuple[int, ...], start: int, stop: int) -> bool:
-    """Whether decoding from ``start`` to ``stop`` tokens passes a length at which RoPE changes."""
-    return any(start <= switch < stop for switch in switches)
+    """Whether decoding from ``start`` to ``stop`` tokens passes a length at which RoPE changes, or begins beyond one.
+
+    Beyond it, dynamic scaling changes with every token.
+    """
+    return start < stop and any(switch < stop for switch in switches)
 
 
 def _whole(name: str, ids: tuple[int, ...]) -> Sequence:
@@ -90,21 +95,27 @@ def _long(facts: Facts, source: Source, room: int) -> _Asked:
     windows = [window for window in facts.windows if window < room]
     if not windows:
         length = min(_affordable(facts), room)
-        prefill = min(16, length // 2)
+        prefill = max(1, min(16, length // 2))
         name, steps, across = "long", 24, ""
     else:
         window = windows[-1]
         length = min(window + max(3 * window // 8, 24), room)
         prefill = max(window - ACROSS, window // 2, 1)
         name, steps, across = "window", window + 24 - prefill, f" across the window of {window}"
-    if crosses(facts.switches, prefill, length):  # one pass and decoding are two computations there: `switch` asks
-        length = min(switch for switch in facts.switches if switch >= prefill)
+    if within := [switch for switch in facts.switches if prefill <= switch < length]:
+        length = min(within)  # one pass and decoding are two computations beyond it: `switch` asks
     stop = min(length, prefill + steps)
     obstacle = _too_large(length, facts.vocab)
     end = ", to the last position" if length == room else ""
     probes = (
         Probe(name, f"{length} tokens in one pass{across}{end}", Manner.ONE_PASS, (name,), obstacle),
-        Probe("decode", f"{stop - prefill} steps after {prefill} tokens{across}", Manner.STEPS, (name,), obstacle),
+        Probe(
+            "decode",
+            f"{stop - prefill} steps after {prefill} tokens{across}",
+            Manner.STEPS,
+            (name,),
+            obstacle if stop > prefill else _LONE,
+        ),
     )
     return _Asked(() if obstacle else (Sequence(name, source.running(length), prefill, stop),), probes)
 
@@ -115,9 +126,10 @@ def _affordable(facts: Facts) -> int:
     return max(LONG, affordable)
 
 
-def _switch(facts: Facts, source: Source, room: int) -> _Asked:
-    """Across the first length at which RoPE changes: in one pass, and decoded as transformers decodes there."""
-    switch = facts.switches[0]
+def _switch(number: int, facts: Facts, source: Source, room: int) -> _Asked:
+    """Across one of the lengths at which RoPE changes: in one pass, and decoded as transformers decodes there."""
+    switch, mark = facts.switches[number], f"-{number + 1}" if number else ""
+    one_pass, decode = f"switch{mark}", f"switch-decode{mark}"
     length, start = min(switch + 24, room), max(switch - ACROSS, 1)
     stop = min(switch + ACROSS, room)
     obstacle = _too_large(length, facts.vocab)
@@ -125,14 +137,14 @@ def _switch(facts: Facts, source: Source, room: int) -> _Asked:
         obstacle = f"RoPE changes beyond {switch:,} tokens, and there are {room:,} positions"
     across = f" across {switch:,}, beyond which RoPE changes"
     probes = (
-        Probe("switch", f"{length} tokens in one pass{across}", Manner.ONE_PASS, ("switch",), obstacle),
-        Probe("switch-decode", f"steps after {start} tokens{across}", Manner.STEPS, ("switch-decode",), obstacle),
+        Probe(one_pass, f"{length} tokens in one pass{across}", Manner.ONE_PASS, (one_pass,), obstacle),
+        Probe(decode, f"steps after {start} tokens{across}", Manner.STEPS, (decode,), obstacle),
     )
     if obstacle:
         return _Asked((), probes)
     ids = source.running(length)
-    decoded = Sequence("switch-decode", ids[:stop], start, stop, stepwise=True)
-    return _Asked((_whole("switch", ids), decoded), probes)
+    decoded = Sequence(decode, ids[:stop], start, stop, stepwise=True)
+    return _Asked((_whole(one_pass, ids), decoded), probes)
 
 
 def _end(facts: Facts, source: Source, reached: int) -> _Asked:
@@ -190,6 +202,11 @@ def _rows(ids: tuple[int, ...], source: Source) -> _Asked:
         rows,
         (left, replace(left, id="padding-right", boundary=f"{batch}, padded on the right", manner=Manner.PADDED_RIGHT)),
     )
+
+
+def _causality(short: Sequence) -> Probe:
+    obstacle = None if len(short.ids) > 1 else _LONE
+    return Probe("causality", "a later token changed", Manner.CHANGED_TOKENS, ("short",), obstacle)
 
 
 def _cache(short: Sequence) -> Probe:

@@ -59,6 +59,14 @@ def package_records(package: Package) -> tuple[FileRecord, ...]:
     )
 
 
+def graph_sha256(package: Package) -> str:
+    """One hash over the graph and the data that it names."""
+    whole = hashlib.sha256()
+    for file in (package.model, *package.data):
+        whole.update(f"{file.name}\0{file_sha256(file)}\n".encode())
+    return whole.hexdigest()
+
+
 def version(distribution: str) -> str:
     """The version of an installed distribution; empty if it is not installed."""
     return _version(distribution) or ""

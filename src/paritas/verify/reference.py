@@ -5,6 +5,7 @@ transformers' own methods, so that a checkpoint that takes minutes to read (GGUF
 -> fp64 loses nothing. Everything that is untyped here (torch, transformers) stays here.
 """
 
+import copy
 import inspect
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -16,8 +17,11 @@ from numpy.typing import NDArray
 
 from paritas.checkpoint import Checkpoint
 from paritas.errors import Invalid
+from paritas.runtime.held import NARROW, Held
 from paritas.verify.breaking import Fault, faults
 from paritas.verify.loading import first_line, load_reference, quiet, require_torch
+from paritas.verify.own import CASTS, Own, Parameter, install
+from paritas.verify.tables import read_tables, rounds
 
 _PART = 1 << 22  # weights that are nudged at a time
 
@@ -59,6 +63,9 @@ class Reference:
         self._torch, _ = require_torch()
         self._model, self.unused = load_reference(checkpoint)
         self._cache = _cache_name(self._model)
+        # Dynamic RoPE stays at the longest call so far until a shorter one than the model's own context: a lone
+        # token before each sequence makes it what it is for the first sequence.
+        self._remembers = any(rope.get("rope_type") == "dynamic" for rope in _ropes(self._model.config.get_text_config()))
         self.class_name: str = type(self._model).__name__
         self.facts = _facts(self._model)
 
@@ -90,24 +97,87 @@ class Reference:
             tokens.append(int(logits[0, -1].argmax()))
         return tuple(tokens), np.concatenate(rows)
 
-    def keys_values(self, ids: Sequence[int]) -> tuple[NDArray[np.floating[Any]], ...]:
-        """Keys and values ``[kv_heads, tokens, head_dim]`` after a prefill, in turn, of each layer that keeps any.
+    def keys_values(self, ids: Sequence[int]) -> dict[str, NDArray[np.floating[Any]]]:
+        """By name (``layer 3 keys``), what each layer keeps after a prefill, keys and values before all else.
 
-        A layer with a window keeps the last tokens alone.
+        Keys and values are ``[kv_heads, tokens, head_dim]``; a layer with a window keeps the last tokens alone. What a
+        convolution has seen last is ``[1, tokens, channels]``, without the oldest column: it is kept, and never used.
 
         Raises:
             Invalid: ``reference-refused``: the class keeps something else.
         """
         _, cache = self._call([list(ids)], None, keep=True)
-        layers: list[Any] = list(getattr(cache, "layers", ()))
-        halves = [getattr(layer, half, None) for layer in layers for half in ("keys", "values")]
-        if not halves or any(half is None for half in halves):
+        halves: dict[str, Any] = {}
+        states: dict[str, Any] = {}
+        for number, layer in enumerate(getattr(cache, "layers", ())):
+            seen: dict[int, Any] = getattr(layer, "conv_states", {})
+            if getattr(layer, "keys", None) is not None:
+                halves |= {f"layer {number} {half}": getattr(layer, half)[0] for half in ("keys", "values")}
+            elif len(seen) == 1 and not any(getattr(layer, "is_recurrent_states_initialized", {}).values()):
+                states[f"layer {number} convolution"] = seen[0].mT[:, 1:]
+            else:
+                halves = states = {}
+                break
+        if not halves | states:
             raise Invalid("reference-refused", f"{self.class_name} keeps something else than keys and values")
-        return tuple(half[0].numpy() for half in halves if half is not None)
+        return {name: each.numpy() for name, each in (halves | states).items()}
 
     def faults(self, used: frozenset[int]) -> tuple[Fault, ...]:
         """Faults that this model can have; ``used`` are the token ids that are fed."""
         return faults(self._model, used)
+
+    def hold(self, held: Held) -> Own:
+        """From now on it computes with the numbers that a package stores, as far as they are the checkpoint's, rounded.
+
+        Weights, cosines and sines, and the embedding's scale: what transformers itself rounds in such a dtype.
+        """
+        own = install(held, self._parameters())
+        ropes = [module for name, module in self._model.named_modules() if name.endswith("rotary_emb")]
+        widths = {int(b.shape[0]) for m in ropes for b in m.buffers() if b.ndim == 1}
+        if tables := read_tables(held, [width * times for width in widths for times in (1, 2)]):
+            for module in ropes:
+                module.register_forward_hook(rounds(tables), with_kwargs=True)
+        self._round_scales(held)
+        return own
+
+    def _parameters(self) -> tuple[Parameter, ...]:
+        """A head that is tied is untied: a package may store it otherwise than the embedding."""
+        embedding, head = self._model.get_input_embeddings().weight, self._model.get_output_embeddings()
+        if head is not None and head.weight.data_ptr() == embedding.data_ptr():
+            head.weight = self._torch.nn.Parameter(embedding.detach().clone(), requires_grad=False)
+        return tuple(
+            Parameter(name, each.detach().reshape(-1, each.shape[-1] if each.ndim else 1).numpy(), each is embedding)
+            for name, each in self._model.named_parameters()
+        )
+
+    def _round_scales(self, held: Held) -> None:
+        """The embedding's scale, where the package stores it as transformers rounds it."""
+        stored = [each.stored for each in held.floats if each.stored.size == 1]
+        values = {(each.dtype, float(each.vector()[0])) for each in stored}
+        for name, buffer in self._model.named_buffers():
+            if not name.endswith("embed_scale") or ("fp32", float(buffer)) in values:
+                continue
+            for dtype in NARROW:
+                rounded = float(CASTS[dtype](np.array([float(buffer)], np.float32))[0])
+                if (dtype, rounded) in values:
+                    buffer.fill_(rounded)
+
+    @contextmanager
+    def in_dtype(self, dtype: str) -> Generator[None]:
+        """Within, it is transformers in ``fp16`` or ``bf16``: a cast of the model, whose fp32 buffers are not cast.
+
+        Raises:
+            Invalid: ``reference-refused``: torch has no kernel for it.
+        """
+        whole = self._model
+        kind = {"fp16": self._torch.float16, "bf16": self._torch.bfloat16}[dtype]
+        self._model = copy.deepcopy(whole).to(kind)
+        for (_, narrow), (_, wide) in zip(self._model.named_buffers(), whole.named_buffers(), strict=True):
+            narrow.data = wide.data.clone()
+        try:
+            yield
+        finally:
+            self._model = whole
 
     @contextmanager
     def sdpa(self) -> Generator[None]:
@@ -126,8 +196,13 @@ class Reference:
             self._model.set_attn_implementation("eager")
 
     def to_fp64(self) -> None:
-        """From now on it computes in fp64 (as far as transformers does: norms and softmax stay fp32)."""
+        """From now on it computes in fp64 (as far as transformers does: norms and softmax stay fp32).
+
+        Experts are computed one after the other from now on: their grouped multiplication has no fp64.
+        """
         self._model = self._model.double()
+        if getattr(self._model.config, "_experts_implementation", None) is not None:
+            self._model.set_experts_implementation("eager")
 
     def nudge(self, seed: int) -> None:
         """From now on it computes in fp32, with every weight a last bit greater, a last bit smaller, or as it was."""
@@ -143,8 +218,14 @@ class Reference:
         if keep:
             arguments[self._cache] = cache
         with self._torch.inference_mode(), quiet(), _refusals("a forward pass"):
+            if cache is None and self._remembers:
+                self._model(input_ids=self._torch.tensor([[0]]), use_cache=False)
             output = self._model(**arguments)
-        return output.logits.numpy(), output[self._cache] if keep else None
+        return self._numpy(output.logits), output[self._cache] if keep else None
+
+    def _numpy(self, logits: Any) -> NDArray[Any]:
+        """numpy has no bf16."""
+        return (logits.float() if logits.dtype == self._torch.bfloat16 else logits).numpy()
 
 
 def _facts(model: Any) -> Facts:
@@ -163,10 +244,13 @@ def _facts(model: Any) -> Facts:
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
-    """The parameters of every RoPE: one for all layers, or one for each kind of layer."""
+    """The parameters of every RoPE: one for all layers, or one for each kind of layer.
+
+    Not those of one that is called dynamic and has an alpha (Hunyuan): it is the same at every length.
+    """
     given: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     each: list[Any] = [given] if "rope_type" in given else list(given.values())
-    return [rope for rope in each if isinstance(rope, dict)]
+    return [rope for rope in each if isinstance(rope, dict) and not rope.get("alpha")]
 
 
 def _positions(config: Any, ropes: list[dict[str, Any]]) -> int | None:

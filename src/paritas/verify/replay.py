@@ -14,10 +14,10 @@ from paritas.runtime.package import Package, open_package
 from paritas.verify import provenance
 from paritas.verify.evidence import Compact, Evidence, Record, read
 from paritas.verify.loading import check_installed
-from paritas.verify.memory import recall_truths
 from paritas.verify.probes import Sequence
+from paritas.verify.rounded import truths_for
 from paritas.verify.run import judge
-from paritas.verify.truth import Truths, find_truths
+from paritas.verify.truth import Truths
 
 
 class Replayed(Record):
@@ -90,9 +90,9 @@ def replay(
         for each in record.sequences
     }
     power = power and bool(record.power)
-    truths = recall_truths(checkpoint, progress, opened.context, power=power) if cache else None
+    truths = truths_for(opened, checkpoint, progress, cache=True, power=power) if cache else None
     if truths is None or not _asked_the_same(truths, recorded):
-        truths = find_truths(checkpoint, progress, opened.context, power=power, recorded=recorded)
+        truths = truths_for(opened, checkpoint, progress, cache=False, power=power, recorded=recorded)
     asked = tuple(runtimes) or tuple(dict.fromkeys(probe.runtime for probe in record.probes))
     evidence = judge(opened, truths, asked, progress)
     return Replay(evidence, rows(record, evidence, asked))

@@ -6,6 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from paritas.verify import losses
 from paritas.verify.evidence import Evidence, Finding, ProbeRecord
 from paritas.verify.verdict import DIVERGES_FLOORS, PROVEN_FLOORS, Verdict
 
@@ -20,7 +21,8 @@ _COLOURS = {
 
 def render(evidence: Evidence) -> RenderableType:
     """What to print with a rich console."""
-    return Group(_headline(evidence), _table(evidence), *_notes(evidence))
+    precision = () if evidence.precision is None else losses.render(evidence.precision)
+    return Group(_headline(evidence), _table(evidence), *precision, *_notes(evidence))
 
 
 def _headline(evidence: Evidence) -> Text:
@@ -36,6 +38,7 @@ def _headline(evidence: Evidence) -> Text:
         f"transformers {evidence.environment.transformers}, fp32, eager); {evidence.settings.ids}",
         style="default",
     )
+    line.append("\nlogits alone: what its files say of eos, tokenizer and template is for `paritas audit`", style="dim")
     return line
 
 
@@ -111,11 +114,13 @@ def _power(evidence: Evidence) -> Iterator[tuple[str, str]]:
 def _finding(finding: Finding) -> Text:
     style = {"error": "red", "warning": "yellow", "note": "dim"}[finding.severity]
     head = "not tested" if finding.code == "probe-not-tested" else finding.code
-    return Text.assemble((head, style), f" {_places(finding.where)}: {finding.message}")
+    return Text.assemble((head, style), f" {places(finding.where)}: {finding.message}")
 
 
-def _places(where: str) -> str:
-    """``short, r; long, r; short, s`` -> ``short, long (r); short (s)``, and the same probes in two runtimes once."""
+def places(where: str) -> str:
+    """Probes and runtimes in few words.
+
+    ``short, r; long, r; short, s`` -> ``short, long (r); short (s)``, and the same probes in two runtimes once."""
     probes: dict[str, list[str]] = {}
     for place in where.split("; "):
         probe, _, runtime = place.partition(", ")

@@ -16,7 +16,9 @@ from paritas.verify import judging, provenance
 from paritas.verify.evidence import (
     Evidence,
     Finding,
+    Lengths,
     PowerRecord,
+    PrecisionRecord,
     ProbeRecord,
     SequenceRecord,
     Settings,
@@ -24,11 +26,12 @@ from paritas.verify.evidence import (
     VariantRecord,
 )
 from paritas.verify.loading import check_installed
-from paritas.verify.memory import recall_truths
 from paritas.verify.power import blind_spots
 from paritas.verify.probes import Manner, Probe
-from paritas.verify.truth import Truth, Truths, find_truths
-from paritas.verify.verdict import combine
+from paritas.verify.rounded import Copy, fp32_copy, precision, shipped, truths_for, with_quality
+from paritas.verify.rounded import findings as weight_findings
+from paritas.verify.truth import Truth, Truths
+from paritas.verify.verdict import Verdict, combine
 
 RUNTIMES = ("onnxruntime", "onnxruntime-genai")
 _ABSENT = frozenset({"genai-missing", "genai-config-missing"})
@@ -65,19 +68,35 @@ def verify(
     _check(runtimes)
     check_installed()
     opened = open_package(package)
-    ask = recall_truths if cache else find_truths
-    truths = ask(open_checkpoint(against), progress, opened.context, power=power)
+    truths = truths_for(opened, open_checkpoint(against), progress, cache=cache, power=power)
     return judge(opened, truths, runtimes, progress)
 
 
 def judge(
     package: Package, truths: Truths, runtimes: Sequence[str] = RUNTIMES, progress: Progress = silent
 ) -> Evidence:
-    """Hold ``package`` against what the reference said: the second half of :func:`verify`."""
+    """Hold ``package`` against what the reference said: the second half of :func:`verify`.
+
+    Args:
+        package: to be judged.
+        truths: of its checkpoint; with the package's own weights, if those are of less than fp32
+            (:func:`~paritas.verify.rounded.truths_for`).
+        runtimes: to ask.
+        progress: called as work goes on.
+    """
     probes = _with_padding_obstacle(truths.probes, package)
-    judged = {runtime: _ask_all(runtime, package, probes, truths, progress) for runtime in runtimes}
+    copy, stored = fp32_copy(package, truths), precision(package, truths)
+    judged = {runtime: _ask_all(runtime, copy, probes, truths, progress) for runtime in runtimes}
+    if truths.rounded is not None:
+        for runtime in runtimes:
+            progress(f"{runtime}: as shipped", 0, 1)
+            sharp = any(record.verdict is Verdict.PROVEN for record, _ in judged[runtime])
+            as_is, decoder = shipped(runtime, package, truths, _OPEN[runtime], sharp=sharp)
+            judged[runtime] += as_is
+            if not stored.quality:
+                stored = with_quality(stored, truths, _opened(runtime, copy, truths), decoder)
     progress("writing the record", 0, 1)
-    evidence = _evidence(package, truths, judged)
+    evidence = _evidence(package, truths, judged, stored)
     progress("writing the record", 1, 1)
     return evidence
 
@@ -102,14 +121,18 @@ def _with_padding_obstacle(probes: tuple[Probe, ...], package: Package) -> tuple
 
 
 def _ask_all(
-    runtime: str, package: Package, probes: tuple[Probe, ...], truths: Truths, progress: Progress
+    runtime: str, copy: Copy, probes: tuple[Probe, ...], truths: Truths, progress: Progress
 ) -> list[judging.Judged]:
     """Every probe in one runtime, which is loaded for it and let go."""
     progress(f"loading {runtime}", 0, len(probes))
+    if copy.obstacle is not None:
+        return [judging.not_tested(probe, runtime, copy.obstacle) for probe in probes]
     longest = max(len(truth.sequence.ids) for truth in truths.by_name.values())
     try:
-        decoder = _OPEN[runtime](package, longest)
+        decoder = _OPEN[runtime](copy.package, longest)
     except Invalid as error:
+        if truths.rounded is not None:  # the graph may run as shipped, and then this is our copy's failure
+            return [judging.not_tested(probe, runtime, f"in fp32 arithmetic: {error.fact}") for probe in probes]
         return [judging.invalid(probe, runtime, error) for probe in probes]
     except ParitasError as error:
         if error.code in _ABSENT:
@@ -146,7 +169,18 @@ _OPEN: Mapping[str, Callable[[Package, int], Decoder]] = {
 }
 
 
-def _evidence(package: Package, truths: Truths, judged: Mapping[str, list[judging.Judged]]) -> Evidence:
+def _opened(runtime: str, copy: Copy, truths: Truths) -> Decoder | None:
+    """The package in fp32 arithmetic; None if it does not run."""
+    try:
+        longest = max(len(truth.sequence.ids) for truth in truths.by_name.values())
+        return None if copy.obstacle else _OPEN[runtime](copy.package, longest)
+    except ParitasError:
+        return None
+
+
+def _evidence(
+    package: Package, truths: Truths, judged: Mapping[str, list[judging.Judged]], stored: PrecisionRecord
+) -> Evidence:
     records = {runtime: [record for record, _ in each] for runtime, each in judged.items()}
     every = [record for each in records.values() for record in each]
     worst = [record.worst_floors for record in every if record.worst_floors is not None]
@@ -164,10 +198,13 @@ def _evidence(package: Package, truths: Truths, judged: Mapping[str, list[judgin
             remembered=truths.ids.remembered,
             refused=dict(truths.refused),
         ),
+        precision=stored,
+        lengths=Lengths(windows=facts.windows, switches=facts.switches, positions=facts.positions),
         sequences=tuple(_sequence_record(truth) for truth in truths.by_name.values()),
         probes=tuple(every),
         findings=_merged(
             [
+                *weight_findings(stored),
                 *_unused(truths),
                 *_shorter(package, truths),
                 *(f for each in judged.values() for _, found in each for f in found),
@@ -176,9 +213,14 @@ def _evidence(package: Package, truths: Truths, judged: Mapping[str, list[judgin
         signatures={runtime: text for runtime, text in signatures.items() if text is not None},
         power=tuple(PowerRecord(fault=s.fault, probe=s.probe, floors=s.floors) for s in truths.power),
         blind=_blind(truths, every),
-        verdict=combine(record.verdict for record in every),
+        verdict=combine([*(record.verdict for record in every), *_unless_right(stored)]),
         worst_floors=max(worst) if worst else None,
     )
+
+
+def _unless_right(stored: PrecisionRecord) -> tuple[Verdict, ...]:
+    """The verdict on the stored weights: that they are right proves nothing of what is computed with them."""
+    return () if stored.verdict in (None, Verdict.PROVEN) else (stored.verdict,)
 
 
 def _blind(truths: Truths, records: Sequence[ProbeRecord]) -> tuple[str, ...]:
@@ -195,7 +237,8 @@ def _unused(truths: Truths) -> tuple[Finding, ...]:
     if not truths.unused:
         return ()
     message = f"transformers does not use {len(truths.unused)} tensors of the checkpoint: {truths.unused[0]}, ..."
-    return (Finding(code="reference-unused", severity="note", where=truths.checkpoint.name, message=message),)
+    remedy, where = "They are in no comparison: nothing to do, unless they should matter.", truths.checkpoint.name
+    return (Finding(code="reference-unused", severity="note", where=where, message=message, remedy=remedy),)
 
 
 def _shorter(package: Package, truths: Truths) -> tuple[Finding, ...]:
@@ -204,7 +247,8 @@ def _shorter(package: Package, truths: Truths) -> tuple[Finding, ...]:
     if package.context is None or whole is None or package.context >= whole:
         return ()
     message = f"the package covers {package.context:,} of the checkpoint's {whole:,} positions; no more were asked for"
-    return (Finding(code="package-context", severity="note", where=package.folder.name, message=message),)
+    remedy, where = "Export it for more positions if they are needed.", package.folder.name
+    return (Finding(code="package-context", severity="note", where=where, message=message, remedy=remedy),)
 
 
 def _sequence_record(truth: Truth) -> SequenceRecord:
@@ -229,12 +273,13 @@ def _sequence_record(truth: Truth) -> SequenceRecord:
 
 def _merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """One finding where every probe of a runtime says the same, and the worst first."""
-    places: dict[tuple[Severity, str, str], list[str]] = {}
+    places: dict[tuple[Severity, str, str, str], list[str]] = {}
     for finding in findings:
-        places.setdefault((finding.severity, finding.code, finding.message), []).append(finding.where)
+        key = (finding.severity, finding.code, finding.message, finding.remedy)
+        places.setdefault(key, []).append(finding.where)
     order = ("error", "warning", "note")
     merged = [
-        Finding(code=code, severity=severity, where="; ".join(where), message=message)
-        for (severity, code, message), where in places.items()
+        Finding(code=code, severity=severity, where="; ".join(where), message=message, remedy=remedy)
+        for (severity, code, message, remedy), where in places.items()
     ]
     return tuple(sorted(merged, key=lambda finding: order.index(finding.severity)))

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from paritas.checkpoint import Checkpoint
 from paritas.errors import Invalid
 from paritas.progress import Progress, silent
+from paritas.runtime.held import Held
 from paritas.verify.caches import Kept, KeptNoise
 from paritas.verify.compare import Logits
 from paritas.verify.evidence import CheckpointRecord
 from paritas.verify.floor import FP64, NUDGED, SDPA, STEPS, Noise, floors, strangers
+from paritas.verify.own import Own
 from paritas.verify.planning import NEW_TOKENS, Plan, crosses, make_plan, with_recorded
 from paritas.verify.power import Power, Sight
 from paritas.verify.probes import Manner, Probe, Sequence
@@ -55,6 +57,41 @@ class Ids:
 
 
 @dataclass(frozen=True)
+class Stores:
+    """What a package of less than fp32 stores.
+
+    Attributes:
+        held: its numbers.
+        dtype: in which it computes, ``fp16`` or ``bf16``; None if in fp32.
+        sha256: of the graph and its data.
+    """
+
+    held: Held
+    dtype: str | None
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """That the reference answered with a package's own weights in place of the checkpoint's.
+
+    Attributes:
+        own: the weights.
+        dtype: in which the package computes; None if in fp32.
+        noise: what transformers in that dtype differs from itself in fp32, ``[positions]`` of each sequence; empty if
+            the package computes in fp32, or torch refuses.
+        refused: why torch refuses.
+        original: what the reference says of the same sequences with the checkpoint's weights.
+    """
+
+    own: Own
+    dtype: str | None
+    noise: Mapping[str, NDArray[np.float64]]
+    refused: str | None = None
+    original: Mapping[str, Truth] = field(default_factory=dict[str, Truth])
+
+
+@dataclass(frozen=True)
 class Truths:
     """What the reference says of a checkpoint: all that a package is held against.
 
@@ -68,6 +105,7 @@ class Truths:
         unused: tensors of the checkpoint that the reference does not compute with.
         kept: keys and values after the short sequence, in turn, layer by layer.
         power: what faults in the reference itself would have shown.
+        rounded: None if the reference has the checkpoint's weights as they are.
     """
 
     checkpoint: CheckpointRecord
@@ -79,6 +117,7 @@ class Truths:
     unused: tuple[str, ...] = ()
     kept: tuple[Kept, ...] = ()
     power: tuple[Sight, ...] = ()
+    rounded: Rounded | None = None
 
 
 def find_truths(
@@ -88,6 +127,7 @@ def find_truths(
     *,
     power: bool = True,
     recorded: Mapping[str, Sequence] | None = None,
+    stores: Stores | None = None,
 ) -> Truths:
     """Load the reference, let it answer, and let it go: nothing of it stays in memory but logits.
 
@@ -97,6 +137,7 @@ def find_truths(
         context: tokens that the package to be judged covers; None if it does not say.
         power: whether to measure what faults would do.
         recorded: sequences of an earlier run, to be asked in place of this one's of the same names.
+        stores: what a package stores; the reference then answers with that in place of its own weights.
 
     Raises:
         ParitasError, Invalid: as :class:`~paritas.verify.reference.Reference` and
@@ -104,17 +145,20 @@ def find_truths(
     """
     progress("loading the reference", 0, 1)
     reference = Reference(checkpoint)
+    own = None if stores is None else reference.hold(stores.held)
     source = ids_source(checkpoint, reference.facts.vocab)
     plan = make_plan(_within(reference.facts, context), source)
     if recorded is not None:
         plan = with_recorded(plan, recorded, reference.facts.switches)
-    run = _Run(reference, progress, (4 + len(NUDGED)) * (len(plan.sequences) + len(plan.prompts)))
+    run = _Run(reference, progress, (4 + len(NUDGED)) * (len(plan.sequences) + len(plan.prompts)), own is not None)
     run.answer(plan)
     seen = Power(reference, plan.sequences, run.logits)
     if power:
         progress("putting faults into the reference", 0, 1)
         seen.measure()
         progress("putting faults into the reference", 1, 1)
+    if stores is not None and stores.dtype is not None:
+        run.narrow(stores.dtype)
     run.vary()
     found = floors(run.noise)
     truths = Truths(
@@ -130,6 +174,9 @@ def find_truths(
         unused=reference.unused,
         kept=() if run.kept is None else run.kept.finish(),
         power=seen.sights(found),
+        rounded=None
+        if own is None or stores is None
+        else Rounded(own, stores.dtype, run.narrow_noise, run.refused_narrow),
     )
     del run, reference, seen
     gc.collect()  # transformers' modules are full of circles, and the next thing to be loaded is the package
@@ -145,8 +192,11 @@ def _within(facts: Facts, context: int | None) -> Facts:
 class _Run:
     """The reference at work."""
 
-    def __init__(self, reference: Reference, progress: Progress, total: int) -> None:
+    def __init__(self, reference: Reference, progress: Progress, total: int, chooses_anew: bool = False) -> None:
         self.reference, self.progress, self.total, self.done = reference, progress, total, 0
+        self._chooses_anew = chooses_anew
+        self.narrow_noise: Mapping[str, NDArray[np.float64]] = {}
+        self.refused_narrow: str | None = None
         self.sequences: dict[str, Sequence] = {}
         self.logits: dict[str, Logits] = {}
         self.noise: dict[str, Noise] = {}
@@ -187,6 +237,18 @@ class _Run:
         for variant, fact in strangers(self.noise).items():
             self._drop(variant, fact)
 
+    def narrow(self, dtype: str) -> None:
+        """What transformers in a narrow dtype differs from itself in fp32, as floors."""
+        noise = {name: Noise.of(logits) for name, logits in self.logits.items()}
+        try:
+            with self.reference.in_dtype(dtype):
+                for name, sequence in self.sequences.items():
+                    noise[name].add(dtype, self.logits[name], self._ask(sequence))
+        except Invalid as refusal:
+            self.refused_narrow = refusal.fact
+        else:
+            self.narrow_noise = floors(noise)
+
     def probes(self, plan: Plan) -> tuple[Probe, ...]:
         """Those of the plan; the caches' cannot be asked if the reference keeps none."""
         return tuple(
@@ -204,6 +266,9 @@ class _Run:
 
     def _hold(self, sequence: Sequence) -> None:
         logits = self._ask(sequence)
+        if self._chooses_anew and sequence.greedy:  # the tokens are those of other weights; so are the choices
+            chosen = logits[sequence.prompt - 1 : sequence.prompt - 1 + len(sequence.greedy)].argmax(axis=1)
+            sequence = replace(sequence, greedy=tuple(chosen.tolist()))
         self.sequences[sequence.name] = sequence
         self.logits[sequence.name] = logits
         self.noise[sequence.name] = Noise.of(logits)

@@ -99,7 +99,10 @@ def signature(places: Sequence[Place], windows: Sequence[int], switches: Sequenc
         windows: the reference's sliding windows, in tokens.
         switches: the lengths beyond which its RoPE changes.
     """
-    bad = {place.probe: place.position for place in places if place.position is not None and place.probe != "cache"}
+    bad: dict[str, int] = {}
+    for place in places:
+        if place.position is not None and place.probe not in _ASIDE:
+            bad[_kind(place.probe)] = min(place.position, bad.get(_kind(place.probe), place.position))
     if not bad:
         return None
     if "causality" in bad:  # before the others: no token is alone then, and their positions say nothing
@@ -109,11 +112,20 @@ def signature(places: Sequence[Place], windows: Sequence[int], switches: Sequenc
     for probes, text in _ALONE:
         if set(bad) <= probes:
             return text
-    judged = {place.probe for place in places}
+    judged = {_kind(place.probe) for place in places}
     if set(bad) <= _DECODED and judged & _ONE_PASS:
         return "one pass agrees and step by step does not: the cache, or the positions of later calls"
     one_pass = [position for probe, position in bad.items() if probe in {*_ONE_PASS, "greedy"}]
     return _by_position(min(one_pass), windows, switches) if one_pass else None
+
+
+_ASIDE = frozenset({"cache", "shipped"})
+"""Probes that point to nothing: a layer before, or another arithmetic."""
+
+
+def _kind(probe: str) -> str:
+    """``switch-2`` is a ``switch``."""
+    return probe.rstrip("0123456789").rstrip("-")
 
 
 def _by_position(position: int, windows: Sequence[int], switches: Sequence[int]) -> str:
