@@ -1,0 +1,54 @@
+"""The reference's words for a region, and ONNX's."""
+
+from collections.abc import Sequence
+
+from paritas.audit.sites import NORMS, PROJECTIONS
+from paritas.diagnose.capture import LOGITS, Captured
+
+_TELLING = (
+    ("GroupQueryAttention", "Attention", "MultiHeadAttention", "PagedAttention"),
+    ("Softmax",),
+    tuple(sorted(NORMS)),
+    ("MoE", "QMoE", "Conv", "CausalConvWithState"),
+    tuple(sorted(PROJECTIONS)),
+    ("Gelu", "FastGelu", "QuickGelu", "BiasGelu", "Sigmoid", "Swish", "Silu", "Erf", "Relu", "Tanh"),
+    ("ReduceMean", "Gather", "GatherBlockQuantized", "Mul", "Div", "Add"),
+)
+
+
+def named(point: str, captured: Captured) -> str:
+    """The module that makes a tensor; where no module does, what its maker computes between its children."""
+    names = captured.prefill.names[captured.prefill.first[point]]
+    made = [name.partition(":")[0] for name in names if name.endswith(":out")]
+    for path in made:
+        if not any(other.startswith(f"{path}.") for other in captured.modules):
+            return path
+    if LOGITS in names:
+        return "[logits]"
+    if made:
+        return f"{made[0]}[residual]" if captured.layer_of(made[0]) is not None else made[0]
+    return _between(names[0].partition(":")[0], captured)
+
+
+def _between(taker: str, captured: Captured) -> str:
+    parent, _, child = taker.rpartition(".")
+    if parent in captured.prefill.attention:
+        return f"{parent}[attention]"
+    if parent.rpartition(".")[0] == captured.layers:
+        return f"{parent}[residual to {child}]"
+    if captured.layer_of(taker) is None:
+        return f"{parent or taker}[to {child}]"
+    return f"{parent}[activation]" if _activates(parent, captured) else f"{parent}[to {child}]"
+
+
+def _activates(parent: str, captured: Captured) -> bool:
+    return any(path.startswith(f"{parent}.act") for path in captured.modules)
+
+
+def telling(operators: Sequence[str]) -> str:
+    """The operator that says most of what a region computes; the first if none does."""
+    for words in _TELLING:
+        for word in words:
+            if word in operators:
+                return word
+    return operators[0] if operators else "Identity"

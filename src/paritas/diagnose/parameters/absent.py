@@ -1,0 +1,111 @@
+"""Tensors of the checkpoint that have no place in the graph: a missing bias, a missing norm of queries and keys."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paritas.audit.finding import layer_of
+from paritas.diagnose.case import Case
+from paritas.diagnose.difference import Difference
+from paritas.diagnose.edit import Edit
+from paritas.diagnose.parameters.weights import reference_offset
+from paritas.diagnose.slots import Slot
+from paritas.diagnose.subgraphs import head_norm
+
+Rows = NDArray[np.float32]
+
+
+def absent_differences(case: Case) -> Iterator[Difference]:
+    """Every tensor that the reference computes with and the graph does not."""
+    there = {slot.tensor for slot in case.slots} | {slot.held for slot in case.slots}
+    for tensor in case.tensors:
+        if tensor in there or case.live.owner(tensor) is None:
+            continue
+        path, _, name = tensor.rpartition(".")
+        if name == "bias":
+            yield _bias(case, tensor, path)
+        elif name == "weight" and path.endswith(("q_norm", "k_norm")):
+            yield _norm(case, tensor, path)
+        else:
+            yield _nowhere(case, tensor, None)
+
+
+def _values(case: Case, tensor: str) -> Rows:
+    values = case.identity.sources[tensor].values
+    assert values is not None
+    return values
+
+
+def _nowhere(case: Case, tensor: str, slot: Slot | None) -> Difference:
+    return Difference(
+        parameter="weight",
+        where=tensor,
+        layer=layer_of(tensor),
+        package=None,
+        reference=None,
+        fact="is nowhere in the graph",
+        breaks=None,
+        repairs=None,
+        facts={"likeness": "absent", "is_norm": "norm" in tensor, "held": tensor, "offset": 0.0},
+    )
+
+
+def _bias(case: Case, tensor: str, path: str) -> Difference:
+    values = _values(case, tensor)
+    slot = next((slot for slot in case.slots if slot.tensor == f"{path}.weight"), None)
+    return Difference(
+        parameter="bias",
+        where=tensor,
+        layer=layer_of(tensor),
+        package=None,
+        reference=values,
+        fact="is nowhere in the graph",
+        breaks=lambda: case.live.holding(tensor, 0 * values),
+        repairs=None if slot is None else lambda edit: _add_bias(edit, case, slot, values, tensor),
+        facts={"module": path.rpartition(".")[2]},
+    )
+
+
+def _add_bias(edit: Edit, case: Case, slot: Slot, values: Rows, tensor: str) -> None:
+    """After the projection; of a packed one, zeros for the others."""
+    output = slot.use.node.output[0]
+    rows = max(other.stop for other in case.slots if other.use.node is slot.use.node)
+    whole = np.zeros(rows, np.float32)
+    whole[slot.start : slot.stop] = values
+    added = edit.insert_node("Add", [output, edit.add_initializer(tensor, whole)])
+    edit.redirect(output, added, f"Add of {tensor} after {slot.use.node.op_type} {output}: inserted")
+
+
+def _norm(case: Case, tensor: str, path: str) -> Difference:
+    layer = layer_of(tensor)
+    module: Any = case.live.module(path)
+    weight = _values(case, tensor) + np.float32(reference_offset(case.live, tensor))
+    epsilon = next((getattr(module, n) for n in ("eps", "variance_epsilon") if hasattr(module, n)), 1e-6)
+    site = None if layer is None else case.site(layer)
+    place = 0 if path.endswith("q_norm") else 1
+
+    def repairs(edit: Edit) -> None:
+        assert site is not None
+        before = edit.node(site.node.output[0]).input[place]
+        trail = site.q if place == 0 else site.k
+        rotary = trail.rotary if trail is not None else None
+        if rotary is not None:
+            node = edit.node(rotary.output[0])
+            normed = head_norm(edit, node.input[0], weight, epsilon)
+            edit.replace_input(rotary.output[0], 0, normed, f"{path}: inserted")
+        else:
+            normed = head_norm(edit, before, weight, epsilon)
+            edit.replace_input(site.node.output[0], place, normed, f"{path}: inserted")
+
+    return Difference(
+        parameter="qk-norm",
+        where=tensor,
+        layer=layer,
+        package=None,
+        reference=weight,
+        fact="is nowhere in the graph",
+        breaks=lambda: case.live.replacing(path, case.live.identity()),
+        repairs=repairs if site is not None else None,
+    )

@@ -1,0 +1,159 @@
+"""The MLP's activation as a function: the graph's evaluated on a line of numbers, and the reference's."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paritas.audit.evaluate import evaluate
+from paritas.audit.sites import PROJECTIONS
+from paritas.audit.view import PASSES, operand
+from paritas.diagnose.activations import applied, library, word_of
+from paritas.diagnose.case import Case
+from paritas.diagnose.difference import Break, Difference
+from paritas.diagnose.edit import Edit
+from paritas.diagnose.reading import activating, activation
+from paritas.diagnose.slots import Slot
+
+Line = NDArray[np.float32]
+_LINE: Line = np.linspace(-6, 6, 241, dtype=np.float32)
+_CLOSE = 1e-5
+_GATES = ("gate_proj", "gate_up_proj", "w1", "fc1", "c_fc", "dense_h_to_4h", "fc_in", "up_proj")
+_GELUS = {"gelu": "none", "gelu_tanh": "tanh"}
+
+
+def activation_differences(case: Case) -> Iterator[Difference]:
+    """The activation of each layer's MLP."""
+    for layer in range(len(case.live.layers)):
+        found = activation(case.live, layer)
+        place = _place(case, layer)
+        if found is None or place is None:
+            continue
+        module, name, wanted = found
+        start, end = place
+        values = evaluate(case.view, [end], {start: _LINE[None, None]})
+        if values is None or values[0].size != _LINE.size:
+            continue
+        line, right = values[0].reshape(-1), applied(wanted, _LINE)
+        if np.abs(line - right).max() <= _CLOSE:
+            continue
+        got, told = word_of(_LINE, line), word_of(_LINE, right)
+        yield _difference(layer, place, got, told, None if got is None else _break(case, module, name, got))
+
+
+def _break(case: Case, module: Any, name: str, word: str) -> Break:
+    return lambda: activating(case.live, module, name, library()[word])
+
+
+def _difference(
+    layer: int, place: tuple[str, str], got: str | None, wanted: str | None, breaks: Break | None
+) -> Difference:
+    start, end = place
+
+    def repairs(edit: Edit) -> None:
+        node = edit.node(end)
+        if node.op_type == "Gelu" and wanted in _GELUS:
+            edit.set_attribute(end, "approximate", _GELUS[wanted])
+            return
+        made = _WRITTEN[wanted or ""](edit, start)
+        edit.redirect(end, made, f"activation {end}: {wanted} in place of {got or 'what it was'}")
+
+    return Difference(
+        parameter="activation",
+        where=f"model.layers.{layer}.mlp",
+        layer=layer,
+        package=got,
+        reference=wanted,
+        fact=f"the activation is {got or 'none that is known'}, the reference's {wanted or 'none that is known'}",
+        breaks=breaks,
+        repairs=repairs if wanted in _WRITTEN else None,
+    )
+
+
+def _place(case: Case, layer: int) -> tuple[str, str] | None:
+    """The value that the activation takes, and the one that it makes."""
+    slots = [slot for slot in case.slots if slot.layer == layer and slot.tensor.endswith(".weight")]
+    by_name: Mapping[str, Slot] = {slot.tensor.split(".")[-2]: slot for slot in slots}
+    gate = next((by_name[name] for name in _GATES if name in by_name), None)
+    if gate is None or gate.use.node.op_type not in PROJECTIONS:
+        return None
+    start = _after_bias(case, gate.use.node.output[0])
+    end = _end(case, start)
+    return None if end is None or end == start else (start, end)
+
+
+def _after_bias(case: Case, name: str) -> str:
+    view = case.view
+    takers = [node for node, _ in view.takers.get(name, ())]
+    if (
+        len(takers) == 1
+        and takers[0].op_type == "Add"
+        and any(view.initializer(n) is not None for n in takers[0].input)
+    ):
+        return takers[0].output[0]
+    return name
+
+
+def _end(case: Case, start: str) -> str | None:
+    """The last value that hangs on ``start`` alone: multiplied by the other half, or taken by the projection."""
+    view, mine, last = case.view, {start}, start
+    for node in view.nodes:
+        taken = [n for n in node.input if n in mine]
+        if not taken:
+            continue
+        own = all(n in mine or n in view.tensors or view.number(n) is not None for n in node.input if n)
+        if not own or node.op_type in PROJECTIONS:
+            return last if node.op_type in ("Mul", *PROJECTIONS) else None
+        if node.op_type not in PASSES and node.op_type == "Mul" and operand(view, node) is None and len(taken) < 2:
+            return None
+        mine.update(node.output)
+        last = node.output[0]
+    return None
+
+
+def _number(edit: Edit, value: float) -> str:
+    return edit.once(f"number {value!r}", lambda: edit.add_initializer("number", np.array(value, np.float32)))
+
+
+def _op(edit: Edit, operator: str, *inputs: str) -> str:
+    return edit.insert_node(operator, list(inputs))
+
+
+def _gelu(edit: Edit, x: str) -> str:
+    erf = _op(edit, "Erf", _op(edit, "Div", x, _number(edit, 2**0.5)))
+    return _op(edit, "Mul", _op(edit, "Mul", x, _op(edit, "Add", erf, _number(edit, 1.0))), _number(edit, 0.5))
+
+
+def _gelu_tanh(edit: Edit, x: str) -> str:
+    cube = _op(edit, "Mul", _op(edit, "Mul", x, x), x)
+    inner = _op(edit, "Add", x, _op(edit, "Mul", cube, _number(edit, 0.044715)))
+    tanh = _op(edit, "Tanh", _op(edit, "Mul", inner, _number(edit, (2 / np.pi) ** 0.5)))
+    return _op(edit, "Mul", _op(edit, "Mul", x, _number(edit, 0.5)), _op(edit, "Add", tanh, _number(edit, 1.0)))
+
+
+def _silu(edit: Edit, x: str) -> str:
+    return _op(edit, "Mul", x, _op(edit, "Sigmoid", x))
+
+
+def _quick_gelu(edit: Edit, x: str) -> str:
+    return _op(edit, "Mul", x, _op(edit, "Sigmoid", _op(edit, "Mul", x, _number(edit, 1.702))))
+
+
+def _relu(edit: Edit, x: str) -> str:
+    return _op(edit, "Relu", x)
+
+
+def _relu2(edit: Edit, x: str) -> str:
+    relu = _relu(edit, x)
+    return _op(edit, "Mul", relu, relu)
+
+
+_WRITTEN: Mapping[str, Callable[[Edit, str], str]] = {
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": _silu,
+    "quick_gelu": _quick_gelu,
+    "relu": _relu,
+    "relu2": _relu2,
+}

@@ -1,0 +1,160 @@
+"""Which keys a query sees: the operator's window, or its mask evaluated; causal, window, padding."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paritas.audit.masks import visible
+from paritas.audit.sites import Site
+from paritas.audit.view import View
+from paritas.audit.windows import mask_of, seen
+from paritas.diagnose.case import Case
+from paritas.diagnose.difference import Difference
+from paritas.diagnose.live import AttentionFacts, Call
+from paritas.diagnose.subgraphs import mask as mask_subgraph
+
+Visible = NDArray[np.bool_]
+_FEW, _PADDED = 6, 2
+_MOST = 4096
+"""A window beyond the reference's is looked for up to this many keys."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a query sees.
+
+    Attributes:
+        window: keys, its own included; None if all before it.
+        causal: no later one.
+        hides_padding: none of the padding before it.
+    """
+
+    window: int | None
+    causal: bool
+    hides_padding: bool
+
+    def words(self) -> str:
+        """For people."""
+        more = [] if self.causal else ["later keys too"]
+        more += [] if self.hides_padding else ["keys of padding too"]
+        return ", ".join([seen(self.window), *more])
+
+
+def mask_differences(case: Case) -> Iterator[Difference]:
+    """Every attention operator whose queries see other keys than the reference's."""
+    for site in case.sites:
+        facts = case.live.facts.get(site.layer)
+        if facts is None:
+            continue
+        wanted = Sight(facts.window, causal=True, hides_padding=True)
+        name = mask_of(site)
+        own = site.values.get("local_window_size", -1)
+        if site.operator == "GroupQueryAttention" and not name:
+            got = Sight(None if own in (-1, 0) else int(own), causal=True, hides_padding=True)
+            if got != wanted:
+                yield _of_attribute(case, site, got, wanted)
+        elif name:
+            found = _sight(case.view, name, facts.window or 0, is_causal=bool(site.values.get("is_causal")))
+            if found is not None and found != wanted:
+                yield _of_mask(case, site, name, found, wanted, facts)
+
+
+def _sight(view: View, name: str, window: int, *, is_causal: bool) -> Sight | None:
+    past = max(2 * window, 64) + 8
+    last = visible(view, name, 1, past)
+    whole = visible(view, name, _FEW, 0)
+    padded = visible(view, name, _FEW, 0, padded=_PADDED) if _has_mask(view) else whole
+    if last is None or whole is None or padded is None:
+        return None
+    count = int(last[0].sum())
+    return Sight(
+        window=None if count == past + 1 else count,
+        causal=is_causal or not np.triu(whole, 1).any(),
+        hides_padding=not _has_mask(view) or not padded[_PADDED:, :_PADDED].any(),
+    )
+
+
+def _has_mask(view: View) -> bool:
+    return any("mask" in value.name for value in view.proto.graph.input)
+
+
+def _difference(site: Site, got: Sight, wanted: Sight) -> dict[str, object]:
+    return {
+        "parameter": "mask",
+        "where": f"model.layers.{site.layer}.self_attn",
+        "layer": site.layer,
+        "package": got,
+        "reference": wanted,
+        "fact": f"{got.words()}; in the reference {wanted.words()}",
+        "facts": {"origin": _origin(got, wanted)},
+    }
+
+
+def _origin(got: Sight, wanted: Sight) -> str:
+    """What is wrong, whatever is right: a mask that shows everything shows it to every layer."""
+    if not got.causal:
+        return "not causal"
+    return "padding" if got.window == wanted.window else f"window {got.window} for {wanted.window}"
+
+
+def _of_attribute(case: Case, site: Site, got: Sight, wanted: Sight) -> Difference:
+    def rows(new: int, past: int, padded: int) -> Visible:
+        return _seen(new, past, padded, got.window)
+
+    return Difference(
+        **_difference(site, got, wanted),  # type: ignore[arg-type]
+        breaks=lambda: case.live.attending({site.layer: _change(case, rows)}),
+        repairs=lambda edit: edit.set_attribute(site.node.output[0], "local_window_size", wanted.window or -1),
+    )
+
+
+def _of_mask(case: Case, site: Site, name: str, got: Sight, wanted: Sight, facts: AttentionFacts) -> Difference:
+    def rows(new: int, past: int, padded: int) -> Visible:
+        found = visible(case.view, name, new, past, padded)
+        return _seen(new, past, padded, None) if found is None else found
+
+    place = list(site.node.input).index(name)
+    return Difference(
+        **_difference(site, got, wanted),  # type: ignore[arg-type]
+        breaks=lambda: case.live.attending({site.layer: _change(case, rows)}),
+        repairs=lambda edit: edit.replace_input(
+            site.node.output[0], place, mask_subgraph(edit, case, name, wanted.window), f"a mask of {wanted.words()}"
+        ),
+    )
+
+
+def _seen(new: int, past: int, padded: int, window: int | None) -> Visible:
+    """``[new, total]`` of a causal mask with a window, and padding before the text."""
+    keys, queries = np.arange(past + new)[None], np.arange(past, past + new)[:, None]
+    shown = (keys <= queries) & (keys >= padded)
+    return shown if window is None else shown & (keys > queries - window)
+
+
+def _change(case: Case, rows: Callable[[int, int, int], Visible]) -> Callable[[Call], None]:
+    """A fault: the mask of a call, row by row of the batch."""
+    memory: dict[tuple[int, int, int], Visible] = {}
+
+    def row(new: int, past: int, padded: int) -> Visible:
+        if (new, past, padded) not in memory:
+            memory[new, past, padded] = rows(new, past, padded)
+        return memory[new, past, padded]
+
+    def change(call: Call) -> None:
+        new, past = call.query.shape[2], case.live.past
+        padded = [int((each == 0).cumprod().sum()) for each in case.live.mask]
+        shown = np.stack([_own(row(new, past, count)) for count in padded])[:, None]
+        hidden = call.query.new_tensor(np.finfo(np.float32).min)
+        call.mask = call.query.new_zeros(shown.shape).masked_fill(~call.query.new_tensor(shown).bool(), hidden)
+
+    return change
+
+
+def _own(shown: Visible) -> Visible:
+    """A query that sees nothing (of the padding) sees itself, lest it be NaN."""
+    shown = shown.copy()
+    new, total = shown.shape
+    blind = ~shown.any(axis=1)
+    shown[blind, np.arange(total - new, total)[blind]] = True
+    return shown

@@ -1,0 +1,211 @@
+"""Rotations: the table that a layer rotates by, how many pairs, which dimensions make a pair, and whether at all."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paritas.audit.rope import formula
+from paritas.audit.sites import Site
+from paritas.diagnose.case import Case
+from paritas.diagnose.difference import Difference
+from paritas.diagnose.edit import Edit
+from paritas.diagnose.parameters.tables import Table, read_table
+
+Rows = NDArray[np.float32]
+_ULP = {"fp32": 2**-23, "fp16": 2**-10, "bf16": 2**-7}
+_LAST_BITS = 3 * 2**-23
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """One rotation of an attention operator: of queries, of keys, or of both.
+
+    Attributes:
+        output: of the node that rotates.
+        places: of cosines and sines among its inputs.
+        table: that they are of.
+        neighbours: whether pairs lie side by side.
+    """
+
+    output: str
+    places: tuple[int, int]
+    table: Table
+    neighbours: bool
+
+
+def rope_differences(case: Case) -> Iterator[Difference]:
+    """Every layer that does not rotate as the reference does."""
+    for site in case.sites:
+        facts = case.live.facts.get(site.layer)
+        if facts is None:
+            continue
+        found = list(rotations(case, site))
+        if not found and facts.rotates and _is_plain(site):
+            yield _absent(case, site)
+        elif found and not facts.rotates:
+            yield _unwanted(case, site, found)
+        elif found:
+            yield from _table(case, site, found)
+            yield from _pairing(case, site, found)
+
+
+def rotations(case: Case, site: Site) -> Iterator[Rotation]:
+    """Rotations of a fused operator, or of the nodes before it."""
+    values = site.values
+    inside = values.get("do_rotary") and len(site.node.input) > 8
+    if inside and (table := read_table(case, site.node.input[7], site.node.input[8])) is not None:
+        yield Rotation(site.node.output[0], (7, 8), table, bool(values.get("rotary_interleaved", 0)))
+    for trail in (site.q, site.k):
+        node = trail.rotary if trail else None
+        if node is not None:
+            first = 2 if node.domain == "com.microsoft" else 1
+            if (table := read_table(case, node.input[first], node.input[first + 1])) is not None:
+                interleaved = any(a.name == "interleaved" and a.i for a in node.attribute)
+                yield Rotation(node.output[0], (first, first + 1), table, interleaved)
+
+
+def _is_plain(site: Site) -> bool:
+    """The way from the projection to the operator is known, and nothing rotates on it."""
+    return site.q.weight is not None and not site.values.get("do_rotary") and "rotary" not in site.q.steps
+
+
+def _table(case: Case, site: Site, found: list[Rotation]) -> Iterator[Difference]:
+    got = found[0].table
+    count = len(got.cos)
+    right = case.live.rope(site.layer, np.arange(count))
+    if right is None:
+        return
+    wanted = Table(*right, "fp32", got.names)
+    if got.cos.shape == wanted.cos.shape and not _apart(got, wanted):
+        return
+    neighbours, table = found[0].neighbours, got
+
+    def rows(positions: NDArray[np.int64]) -> tuple[Rows, Rows]:
+        at = np.minimum(positions, count - 1)
+        return table.cos[at], table.sin[at]
+
+    same = got.cos.shape[1] == wanted.cos.shape[1]
+    yield Difference(
+        parameter="rope-table",
+        where=f"model.layers.{site.layer}.self_attn",
+        layer=site.layer,
+        package=got,
+        reference=wanted,
+        fact=f"rotates by {got.words()}, the reference by {wanted.words()}",
+        breaks=(lambda: case.live.rotating(site.layer, rows))
+        if same
+        else (lambda: case.live.rotating_by(site.layer, rows, neighbours=neighbours)),
+        repairs=lambda edit: _write(edit, found, wanted),
+        facts={"others": _others(case, site.layer, count)},
+    )
+
+
+def _apart(got: Table, wanted: Table) -> bool:
+    angles = np.arange(len(got.cos), dtype=np.float32)[:, None] * wanted.angles()
+    allowed = np.abs(angles) * np.float32(_LAST_BITS) + np.float32(_ULP.get(got.dtype, 2**-23))
+    allowed = allowed * np.float32(max(1.0, wanted.amplitude()))
+    return bool((np.abs(got.cos - wanted.cos) > allowed).any() or (np.abs(got.sin - wanted.sin) > allowed).any())
+
+
+def _others(case: Case, layer: int, count: int) -> Callable[[Table], int | None]:
+    """Another layer whose reference rotation a table is."""
+
+    def look(table: Table) -> int | None:
+        for other in case.live.facts:
+            right = case.live.rope(other, np.arange(count)) if other != layer else None
+            if (
+                right is not None
+                and right[0].shape == table.cos.shape
+                and not _apart(table, Table(*right, "fp32", ("", "")))
+            ):
+                return other
+        return None
+
+    return look
+
+
+def _write(edit: Edit, found: list[Rotation], wanted: Table) -> None:
+    for rotation in found:
+        for place, name, rows in zip(rotation.places, rotation.table.names, (wanted.cos, wanted.sin), strict=True):
+            key = f"table {name} {wanted.angles().tobytes().hex()} {len(rows)} {wanted.amplitude():.9g}"
+            value = edit.once(key, lambda r=rotation, n=name, w=rows: _put(edit, r, n, w))
+            edit.replace_input(rotation.output, place, value, f"{wanted.words()}, {len(rows):,} positions")
+
+
+def _put(edit: Edit, rotation: Rotation, name: str, rows: Rows) -> str:
+    """The value of a rotation's cosines or sines, with another table where the old one was."""
+    table = rotation.table
+    wide = np.concatenate([rows, rows], axis=1) if table.doubled else rows
+    new = edit.add_initializer(f"{table.stored(name)}.right", wide.astype(table.kind))
+    return new if table.stored(name) == name else edit.copy_way(table.stored(name), name, new)
+
+
+def _pairing(case: Case, site: Site, found: list[Rotation]) -> Iterator[Difference]:
+    wanted = case.live.facts[site.layer].neighbours
+    got = found[0].neighbours
+    if got == wanted:
+        return
+    table = found[0].table
+    words = ("half a head apart", "side by side")
+
+    def rows(positions: NDArray[np.int64]) -> tuple[Rows, Rows]:
+        at = np.minimum(positions, len(table.cos) - 1)
+        return table.cos[at], table.sin[at]
+
+    def repairs(edit: Edit) -> None:
+        for rotation in found:
+            name = "rotary_interleaved" if rotation.places == (7, 8) else "interleaved"
+            edit.set_attribute(rotation.output, name, int(wanted))
+
+    yield Difference(
+        parameter="rope-pairing",
+        where=f"model.layers.{site.layer}.self_attn",
+        layer=site.layer,
+        package=words[got],
+        reference=words[wanted],
+        fact=f"rotated pairs lie {words[got]}, the reference's {words[wanted]}",
+        breaks=lambda: case.live.rotating_by(site.layer, rows, neighbours=got),
+        repairs=repairs,
+    )
+
+
+def _absent(case: Case, site: Site) -> Difference:
+    return Difference(
+        parameter="rope-missing",
+        where=f"model.layers.{site.layer}.self_attn",
+        layer=site.layer,
+        package=None,
+        reference="rotated",
+        fact="queries and keys are not rotated, the reference's are",
+        breaks=lambda: case.live.unrotated(site.layer),
+        repairs=None,
+    )
+
+
+def _unwanted(case: Case, site: Site, found: list[Rotation]) -> Difference:
+    rotation = found[0]
+    table = rotation.table
+
+    def rows(positions: NDArray[np.int64]) -> tuple[Rows, Rows]:
+        at = np.minimum(positions, len(table.cos) - 1)
+        return table.cos[at], table.sin[at]
+
+    def repairs(edit: Edit) -> None:
+        for each in found:
+            if each.places == (7, 8):
+                edit.set_attribute(each.output, "do_rotary", 0)
+            else:
+                edit.remove(each.output, edit.node(each.output).input[0])
+
+    return Difference(
+        parameter="rope-unwanted",
+        where=f"model.layers.{site.layer}.self_attn",
+        layer=site.layer,
+        package=formula(table.angles()),
+        reference=None,
+        fact=f"queries and keys are rotated by {table.words()}, the reference's are not",
+        breaks=lambda: case.live.rotating_by(site.layer, rows, neighbours=rotation.neighbours),
+        repairs=repairs,
+    )

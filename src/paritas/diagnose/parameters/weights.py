@@ -1,0 +1,84 @@
+"""Weights by value: what stands in a tensor's place against what the reference computes with."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paritas.audit.sources import CASTS, Source
+from paritas.diagnose.asked_norms import offset
+from paritas.diagnose.case import Case
+from paritas.diagnose.difference import Difference
+from paritas.diagnose.edit import Edit
+from paritas.diagnose.live import Live
+from paritas.diagnose.parameters.likeness import Likeness, likeness
+from paritas.diagnose.slots import Slot
+
+Rows = NDArray[np.float32]
+_LAST_BITS = 2.0**-22  # relative to the largest value: how a sum was folded
+
+
+def weight_differences(case: Case) -> Iterator[Difference]:
+    """Every tensor of the checkpoint whose place in the graph holds other values."""
+    for slot in case.slots:
+        source = case.identity.sources[slot.tensor]
+        added = reference_offset(case.live, slot.tensor)
+        wanted = _stored(source) + np.float32(added)
+        got = slot.value(case.view) + np.float32(slot.use.offset)
+        if got.shape == wanted.shape and not _same(got, wanted, slot.use.record.dtype):
+            yield _difference(case, slot, got, wanted, added)
+
+
+def _stored(source: Source) -> Rows:
+    return source.read(0, source.rows) if source.values is None else source.values.reshape(-1, 1)
+
+
+def _same(got: Rows, wanted: Rows, dtype: str) -> bool:
+    given = CASTS.get(dtype, CASTS["fp32"])(wanted)
+    if np.array_equal(got, given):
+        return True
+    return bool(np.abs(got - given).max() <= _LAST_BITS * np.abs(given).max())
+
+
+def reference_offset(live: Live, tensor: str) -> float:
+    """What the reference adds to a norm's weight: 1 in Gemma, else nothing; seen by asking the norm."""
+    path, _, name = tensor.rpartition(".")
+    module = live.module(path)
+    if module is None or name != "weight" or "norm" not in type(module).__name__.lower():
+        return 0.0
+    return offset(module)
+
+
+def _difference(case: Case, slot: Slot, got: Rows, wanted: Rows, added: float) -> Difference:
+    found = likeness(case, slot, got, wanted, added)
+    shape = case.identity.sources[slot.tensor].shape
+
+    def breaks() -> AbstractContextManager[None]:
+        return case.live.holding(slot.held, (got - np.float32(added)).reshape(shape))
+
+    def repairs(edit: Edit) -> None:
+        slot.write(edit, wanted - np.float32(slot.use.offset), f"{slot.tensor}: {_changed(got, wanted)}")
+
+    return Difference(
+        parameter="weight",
+        where=slot.tensor if slot.held == slot.tensor else slot.held,
+        layer=slot.layer,
+        package=got,
+        reference=wanted,
+        fact=found.fact,
+        breaks=breaks if case.live.owner(slot.held) is not None else None,
+        repairs=repairs,
+        facts=_facts(slot, found, added),
+    )
+
+
+def _facts(slot: Slot, found: Likeness, added: float) -> dict[str, Any]:
+    own = {"likeness": found.word, "offset": added, "is_norm": "norm" in slot.tensor, "held": slot.held}
+    return {**own, **found.facts}
+
+
+def _changed(got: Rows, wanted: Rows) -> str:
+    apart = np.abs(got - wanted)
+    return f"{int((apart > 0).sum()):,} of {apart.size:,} values, by up to {float(apart.max()):.2g}"

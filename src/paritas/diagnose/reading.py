@@ -1,0 +1,147 @@
+"""Numbers of the live reference outside of its attention, read by asking it, not by the names of its settings."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paritas.diagnose.live import Live
+from paritas.verify.loading import require_torch
+
+_IDS = np.array([[3, 5, 2, 7]], np.int64)
+_ACTIVATIONS = ("act_fn", "activation_fn", "act", "activation")
+
+
+def embedding_scale(live: Live) -> float | None:
+    """What the embedding is multiplied by before the first layer; None if something else is done to it too."""
+    torch, _ = require_torch()
+    seen: list[Any] = []
+
+    def look(module: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        seen.append(args[0] if args else options["hidden_states"])
+
+    handle = live.layers[0].register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        live.forward(_IDS)
+    finally:
+        handle.remove()
+    rows = live.model.get_input_embeddings().weight.detach()[torch.from_numpy(_IDS)].double()
+    given = seen[0].double()
+    if rows.shape != given.shape:
+        return None
+    factor = float((rows * given).sum() / (rows * rows).sum())
+    buffer = getattr(live.model.get_input_embeddings(), "embed_scale", None)
+    if buffer is not None and abs(float(buffer) / factor - 1) < 1e-6:
+        factor = float(buffer)
+    elif abs(factor - 1) < 1e-6:
+        factor = 1.0
+    return factor if bool((given - factor * rows).abs().max() <= 1e-5 * given.abs().max()) else None
+
+
+@contextmanager
+def scaling_embedding(live: Live, value: float, was: float) -> Generator[None]:
+    """Within, the embedding is multiplied by ``value``, where it is multiplied by ``was``."""
+    torch, _ = require_torch()
+    embedding = live.model.get_input_embeddings()
+    buffer = getattr(embedding, "embed_scale", None)
+    if buffer is not None and abs(float(buffer) / was - 1) < 1e-6:
+        with live.set(embedding, "embed_scale", torch.tensor(value, dtype=torch.float32)):
+            yield
+        return
+    with live.changing(embedding, lambda out: (out.double() * (value / was)).to(out.dtype)):
+        yield
+
+
+def activation(live: Live, layer: int) -> tuple[Any, str, Callable[[Any], Any]] | None:
+    """The module of a layer that has an activation, what it calls it, and the function; None if there is none."""
+    for module in live.layers[layer].modules():
+        for name in _ACTIVATIONS:
+            function = getattr(module, name, None)
+            if callable(function) and "attention" not in type(module).__name__.lower():
+                return module, name, function
+    return None
+
+
+@contextmanager
+def activating(live: Live, module: Any, name: str, function: Callable[[Any], Any]) -> Generator[None]:
+    """Within, a module has another activation."""
+    torch, _ = require_torch()
+
+    class Activation(torch.nn.Module):
+        def forward(self, values: Any) -> Any:
+            return function(values)
+
+    with live.set(module, name, Activation()):
+        yield
+
+
+@dataclass(frozen=True)
+class Head:
+    """What becomes of the head's product.
+
+    Attributes:
+        factor: it is multiplied by this.
+        cap: and then capped at this; None if it is not.
+    """
+
+    factor: float
+    cap: float | None
+
+    def applied(self, values: Any) -> Any:
+        """Of torch values."""
+        torch, _ = require_torch()
+        values = values * self.factor if self.factor != 1 else values
+        return values if self.cap is None else self.cap * torch.tanh(values / self.cap)
+
+
+def head(live: Live) -> Head | None:
+    """What the reference does to the head's product; None if it is something else."""
+    product, logits = _product_and_logits(live)
+    cap = getattr(live.config, "final_logit_softcapping", None)
+    for capped in (cap, None):
+        raw = logits if capped is None else capped * np.arctanh(np.clip(logits / capped, -1 + 1e-12, 1 - 1e-12))
+        factor = float((product * raw).sum() / (product * product).sum())
+        factor = 1.0 if abs(factor - 1) < 1e-4 else factor
+        if np.abs(factor * product - raw).max() <= 1e-2 * np.abs(raw).max():
+            return Head(factor, capped)
+    return None
+
+
+def _product_and_logits(live: Live) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    seen: list[Any] = []
+    handle = live.model.get_output_embeddings().register_forward_hook(_into(seen))
+    try:
+        logits, _ = live.forward(_IDS)
+    finally:
+        handle.remove()
+    return seen[0].double().numpy(), logits.astype(np.float64)
+
+
+def _into(seen: list[Any]) -> Callable[[Any, Any, Any], None]:
+    """A hook that keeps what a module gives."""
+
+    def hook(module: Any, args: Any, out: Any) -> None:
+        seen.append(out)
+
+    return hook
+
+
+@contextmanager
+def heading(live: Live, other: Head) -> Generator[None]:
+    """Within, the logits are made of the head's product in another way."""
+    seen: list[Any] = []
+
+    def change(module: Any, args: Any, out: Any) -> Any:
+        out.logits = other.applied(seen.pop())
+        return out
+
+    one = live.model.get_output_embeddings().register_forward_hook(_into(seen))
+    two = live.model.register_forward_hook(change)
+    try:
+        yield
+    finally:
+        one.remove()
+        two.remove()

@@ -1,0 +1,337 @@
+"""Which checkpoint tensor every weight of the graph stands for, by its place, whatever values it holds.
+
+By place, since a weight may hold anything: the values of another tensor, noise, zeros. The layers of a decoder are
+written by the same code of an exporter, so a weight's place in the sequence of a layer's weights tells what it is:
+what most layers hold there. Where the graph tells more (an activation follows, an attention takes it as its keys), the
+graph is believed.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from paritas.audit.finding import layer_of
+from paritas.audit.identity import Identity, Provenance
+from paritas.audit.numbers import activation_after
+from paritas.audit.sites import NORMS, PROJECTIONS, Site
+from paritas.audit.sources import Source
+from paritas.audit.view import PASSES, View, operand
+from paritas.diagnose.edit import Edit
+
+Rows = NDArray[np.float32]
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_BY_ROWS = frozenset({"Gather", "GatherBlockQuantized"})
+
+
+@dataclass(frozen=True)
+class Use:
+    """One node that computes with an initializer.
+
+    Attributes:
+        record: where the initializer comes from by value.
+        node: that computes with it.
+        place: which input of the node.
+        taker: the first node on the way from the initializer, and which of its inputs.
+        flips: transpositions on the way.
+        offset: constant that is added on the way.
+        order: of the node in the graph.
+    """
+
+    record: Provenance
+    node: onnx.NodeProto
+    place: int
+    taker: tuple[onnx.NodeProto, int]
+    flips: int
+    offset: float
+    order: int
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the initializer holds the transposed of a checkpoint's matrix."""
+        if self.record.parts or self.record.near:
+            return self.record.transposed
+        if self.node.op_type in _BY_ROWS:
+            return False
+        by_rows = any(a.name == "transB" and a.i for a in self.node.attribute)
+        return (self.flips % 2 == 0) != by_rows
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A checkpoint tensor's place in the graph.
+
+    Attributes:
+        tensor: that belongs there.
+        held: what the live reference calls it: a tied head is its own parameter.
+        use: what is there.
+        start, stop: rows of the initializer (of its transposed, where it is stored so) that stand for the tensor.
+        shared: whether other nodes compute with the same initializer.
+    """
+
+    tensor: str
+    held: str
+    use: Use
+    start: int
+    stop: int
+    shared: bool
+
+    @property
+    def layer(self) -> int | None:
+        """Of the tensor."""
+        return layer_of(self.tensor)
+
+    def value(self, view: View) -> Rows:
+        """What the graph holds there, ``[rows, columns]``, in the checkpoint's order; a vector is one column."""
+        return self._matrix(view.tensors[self.use.record.name].array())[self.start : self.stop]
+
+    def _matrix(self, stored: NDArray[Any]) -> Rows:
+        flat = _flat(stored).astype(np.float32)
+        return flat.T if self._turned(flat) else flat
+
+    def _turned(self, flat: NDArray[Any]) -> bool:
+        return self.use.transposed and flat.shape[1] > 1
+
+    def write(self, edit: Edit, values: Rows, what: str) -> None:
+        """Put other values there, ``[rows, columns]``; who shares the initializer keeps what it has."""
+        name = self.use.record.name
+        stored = edit.values(name)
+        matrix = np.array(self._matrix(stored))
+        matrix[self.start : self.stop] = values.reshape(self.stop - self.start, -1)
+        turned = matrix.T if self._turned(_flat(stored)) else matrix
+        whole = np.ascontiguousarray(turned).reshape(stored.shape).astype(stored.dtype)
+        if not self.shared:
+            edit.set_initializer(name, whole, what)
+            return
+        node, place = self.use.taker
+        edit.replace_input(node.output[0], place, edit.add_initializer(f"{name}.own", whole), what)
+
+
+def slots(view: View, identity: Identity, sites: Sequence[Site], names: Iterable[str]) -> tuple[Slot, ...]:
+    """Every place of the graph where a tensor of the checkpoint belongs, in the order of the graph.
+
+    Args:
+        view: the graph.
+        identity: of its initializers.
+        sites: its attention operators.
+        names: of the checkpoint's tensors.
+    """
+    known = set(names)
+    order = {id(node): place for place, node in enumerate(view.nodes)}
+    uses = sorted((u for record in identity.initializers for u in _uses(view, record, order)), key=lambda u: u.order)
+    told = _by_pattern(uses, known)
+    told = _by_structure(view, sites, uses, told, known)
+    counts = Counter(use.record.name for use in uses)
+    shapes = {name: _shape(source) for name, source in identity.sources.items()}
+    told = _by_elimination(uses, told, shapes)
+    sizes = {name: shape[0] for name, shape in shapes.items()}
+    found: list[Slot] = []
+    for use, tensors in zip(uses, told, strict=True):
+        found += _slots(use, tensors, counts[use.record.name] > 1, sizes)
+    return tuple(found)
+
+
+def _uses(view: View, record: Provenance, order: Mapping[int, int]) -> Iterator[Use]:
+    for node, place in view.takers.get(record.name, ()):
+        yield from _follow(view, Use(record, node, place, (node, place), 0, 0.0, 0), order)
+
+
+def _follow(view: View, use: Use, order: Mapping[int, int]) -> Iterator[Use]:
+    """Through what only casts, turns or offsets a weight, to what computes with it."""
+    node = use.node
+    given = operand(view, node) if node.op_type == "Add" else None
+    if node.op_type not in PASSES and given is None:
+        yield replace(use, order=order[id(node)])
+        return
+    flips = use.flips + (node.op_type == "Transpose")
+    offset = use.offset + (given[1] if given else 0.0)
+    for taker, place in view.takers.get(node.output[0], ()):
+        yield from _follow(view, replace(use, node=taker, place=place, flips=flips, offset=offset), order)
+
+
+# By pattern.
+
+
+def _by_pattern(uses: Sequence[Use], known: set[str]) -> list[tuple[str, ...]]:
+    """For each use: the tensors that belong there; empty where that cannot be told."""
+    numbers = _layers(uses)
+    groups: dict[int, list[int]] = defaultdict(list)
+    for place, number in enumerate(numbers):
+        if number is not None:
+            groups[number].append(place)
+    votes: dict[tuple[int, int], Counter[tuple[str, ...]]] = defaultdict(Counter)
+    for number, places in groups.items():
+        for nth, place in enumerate(places):
+            for suffixes, weight in _votes(uses[place], number, known):
+                votes[len(places), nth][suffixes] += weight
+    told: list[tuple[str, ...]] = [_outside(use, known) for use in uses]
+    for number, places in groups.items():
+        for nth, place in enumerate(places):
+            ranked = votes[len(places), nth].most_common()
+            wanted = [tuple(suffix.replace("#", str(number), 1) for suffix in each) for each, _ in ranked]
+            told[place] = next((each for each in wanted if set(each) <= known), told[place])
+    return told
+
+
+def _layers(uses: Sequence[Use]) -> list[int | None]:
+    """By the names of initializer and node, where they say it; else by what most say around it."""
+    named = [
+        layer_of(use.record.name) if layer_of(use.record.name) is not None else layer_of(use.node.name) for use in uses
+    ]
+    if any(number is not None for number in named):
+        return named
+    valued = [next((layer_of(t) for t in use.record.tensors), None) for use in uses]
+    return [_between(valued, place) for place in range(len(valued))]
+
+
+def _between(numbers: Sequence[int | None], place: int) -> int | None:
+    before = next((n for n in reversed(numbers[:place]) if n is not None), None)
+    after = next((n for n in numbers[place + 1 :] if n is not None), None)
+    return before if before == after else numbers[place]
+
+
+def _votes(use: Use, number: int, known: set[str]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """What a use says of its place: its values twice, its name once."""
+    if use.record.tensors and all(layer_of(tensor) is not None for tensor in use.record.tensors):
+        yield tuple(_suffix(tensor) for tensor in use.record.tensors), 2
+    name = use.record.name
+    if name in known and layer_of(name) is not None:
+        yield (_suffix(name),), 1
+
+
+def _suffix(tensor: str) -> str:
+    return tensor.replace(f".{layer_of(tensor)}.", ".#.", 1)
+
+
+def _outside(use: Use, known: set[str]) -> tuple[str, ...]:
+    """What belongs to no layer: by its name, else by its values."""
+    name, tensors = use.record.name, use.record.tensors
+    if use.node.op_type in PROJECTIONS and (name == _EMBEDDING or set(tensors) & {_EMBEDDING, _HEAD}):
+        return (_HEAD,) if _HEAD in known else (_EMBEDDING,)
+    if name in known:
+        return (name,)
+    return tensors if all(layer_of(tensor) is None for tensor in tensors) else ()
+
+
+def _by_elimination(
+    uses: Sequence[Use], told: list[tuple[str, ...]], shapes: Mapping[str, tuple[int, int]]
+) -> list[tuple[str, ...]]:
+    """A use that nothing tells of takes the only tensor of its shape that is nowhere else."""
+    result, numbers = list(told), _layers(uses)
+    left = set(shapes) - {tensor for tensors in told for tensor in tensors}
+    for place, use in enumerate(uses):
+        if result[place] or use.record.quantized:
+            continue
+        rows, columns = _flat_shape(use.record.shape)
+        same = [t for t in left if layer_of(t) == numbers[place] and shapes[t] in ((rows, columns), (columns, rows))]
+        if len(same) == 1:
+            result[place] = (same[0],)
+            left -= set(same)
+    return result
+
+
+# By structure.
+
+
+def _by_structure(
+    view: View, sites: Sequence[Site], uses: Sequence[Use], told: list[tuple[str, ...]], known: set[str]
+) -> list[tuple[str, ...]]:
+    """Where the graph itself says which of two alike tensors belongs to a place."""
+    roles = _roles(view, sites)
+    result = list(told)
+    for place, (use, tensors) in enumerate(zip(uses, told, strict=True)):
+        if len(tensors) != 1:
+            continue
+        role = roles.get(id(use.node)) if use.place else None
+        if role is None and use.node.op_type in PROJECTIONS and ".mlp." in tensors[0] and "bias" not in tensors[0]:
+            role = _gate_or_up(view, use)
+        if role and (better := _in_role(tensors[0], role)) in known:
+            result[place] = (better,)
+    return result
+
+
+def _in_role(tensor: str, role: str) -> str:
+    """The tensor's name with the part that says its role exchanged."""
+    for pair in (("gate_proj", "up_proj"), ("q_proj", "k_proj", "v_proj"), ("q_norm", "k_norm")):
+        for word in pair:
+            if f".{word}." in tensor and role in pair:
+                return tensor.replace(f".{word}.", f".{role}.")
+    return tensor
+
+
+def _gate_or_up(view: View, use: Use) -> str | None:
+    """The gate goes through the activation, which takes it once or several times; the other is multiplied by that."""
+    name, takers = use.node.output[0], list[onnx.NodeProto]()
+    for _ in range(4):
+        takers = [node for node, _ in view.takers.get(name, ())]
+        if len(takers) != 1 or takers[0].op_type not in (*PASSES, "Add"):
+            break
+        name = takers[0].output[0]
+    if len(takers) > 1 or activation_after(view, name) is not None:
+        return "gate_proj"
+    is_product = len(takers) == 1 and takers[0].op_type == "Mul" and operand(view, takers[0]) is None
+    return "up_proj" if is_product else None
+
+
+def _roles(view: View, sites: Sequence[Site]) -> dict[int, str]:
+    """Node -> what an attention operator takes from it: ``q_proj``, ``k_norm``, ..."""
+    roles: dict[int, str] = {}
+    for site in sites:
+        if site.k is None or site.v is None:
+            continue
+        for letter, name in zip("qkv", site.node.input[:3], strict=True):
+            for node in back(view, name):
+                if node.op_type in NORMS:
+                    roles[id(node)] = f"{letter}_norm"
+                if node.op_type in PROJECTIONS:
+                    roles[id(node)] = f"{letter}_proj"
+                    break
+    return roles
+
+
+def back(view: View, name: str) -> Iterator[onnx.NodeProto]:
+    """Nodes from an attention's input back to its projection, nearest first."""
+    for _ in range(40):
+        node = view.maker.get(name)
+        if node is None:
+            return
+        yield node
+        if node.op_type in (*PROJECTIONS, "Split"):
+            return
+        name = next((n for n in node.input if n in view.maker), "")
+
+
+# Rows.
+
+
+def _slots(use: Use, tensors: tuple[str, ...], shared: bool, sizes: Mapping[str, int]) -> Iterator[Slot]:
+    record = use.record
+    if record.quantized or not tensors or any(t not in sizes for t in tensors):
+        return
+    if tensors == record.tensors and record.parts and len(tensors) > 1:
+        for part in record.parts:
+            if not part.permuted:
+                yield Slot(part.tensor, part.tensor, use, part.start, part.stop, shared)
+        return
+    start, is_head = 0, tensors == (_EMBEDDING,) and use.node.op_type in PROJECTIONS
+    for tensor in tensors:
+        yield Slot(tensor, _HEAD if is_head else tensor, use, start, start + sizes[tensor], shared)
+        start += sizes[tensor]
+
+
+def _shape(source: Source) -> tuple[int, int]:
+    return (source.rows, source.columns) if source.values is None else (source.values.size, 1)
+
+
+def _flat_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    long = [n for n in shape if n != 1]
+    return (int(np.prod(shape)), 1) if len(long) < 2 else (long[0], int(np.prod(long[1:])))
+
+
+def _flat(stored: NDArray[Any]) -> NDArray[Any]:
+    long = [n for n in stored.shape if n != 1]
+    return stored.reshape(-1, 1) if len(long) < 2 else stored.reshape(long[0], -1)

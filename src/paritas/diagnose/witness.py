@@ -1,0 +1,170 @@
+"""The sequences that experiments are made on: as few of the run's own as show every way in which the package fails."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paritas.diagnose.case import Case
+from paritas.diagnose.difference import Break
+from paritas.diagnose.edit import Edit
+from paritas.errors import Invalid
+from paritas.runtime.decoder import Decoder
+from paritas.runtime.padding import left_padding_obstacle
+from paritas.runtime.session import RawSession
+from paritas.verify.asking import ask
+from paritas.verify.compare import check_shape, differ
+from paritas.verify.floor import USUAL
+from paritas.verify.probes import Manner, Probe
+from paritas.verify.truth import Truth
+from paritas.verify.verdict import PROVEN_FLOORS
+
+Logits = NDArray[np.float32]
+_ORDER = (Manner.ONE_PASS, Manner.STEPS, Manner.PADDED_LEFT, Manner.CHUNKS, Manner.PADDED_RIGHT)
+_USUAL = _ORDER[:3]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One probe, and what the unchanged package answered.
+
+    Attributes:
+        probe: of the run.
+        truths: of its sequences.
+        answers: the package's own logits, ``[positions, vocab]`` each.
+        floors: worst difference of the package.
+    """
+
+    probe: Probe
+    truths: tuple[Truth, ...]
+    answers: tuple[Logits, ...]
+    floors: float
+
+
+class Witness:
+    """Measures changes of the package, and faults in the reference.
+
+    Attributes:
+        asked: the probes that experiments are made on; all probes, if none fails.
+        floors: worst difference of the unchanged package over them.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        answered = [each for each in _answered(case) if each is not None]
+        self.asked: tuple[Asked, ...] = tuple(_fewest(answered))
+        self.floors = max((each.floors for each in self.asked), default=0.0)
+
+    @property
+    def fails(self) -> bool:
+        """Whether there is anything to diagnose."""
+        return self.floors > PROVEN_FLOORS
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Probe and sequences, for people."""
+        return tuple(f"{each.probe.id}: {each.probe.boundary}" for each in self.asked)
+
+    def measure(self, edit: Edit) -> float:
+        """Worst difference of the changed package from the reference, in floors; infinite if it does not run."""
+        try:
+            session = RawSession(self._case.package, graph=edit.graph())
+            return max(_floors(each.truths, _put(session, each)) for each in self.asked)
+        except (Invalid, ValueError):
+            return float("inf")
+
+    def reproduced(self, breaks: Break) -> float:
+        """Worst difference of the broken reference from the package's own logits, in floors.
+
+        A broken model may be noisier than the right one (a softmax on a knife's edge, greater logits). Where the floors
+        of the right one do not do, they are measured anew, as in :mod:`paritas.verify.floor`: with a last bit of every
+        weight moved.
+        """
+        plain = [np.asarray(truth.floors) for each in self.asked for truth in each.truths]
+        with breaks():
+            given = self._given()
+            if (worst := self._beside(given, plain)) <= PROVEN_FLOORS:
+                return worst
+            moved: list[list[Logits]] = []
+            for seed in (1, 2):
+                with self._case.live.nudged(seed):
+                    moved.append(self._given())
+        return self._beside(given, [_own_floors(*each) for each in zip(given, plain, *moved, strict=True)])
+
+    def _given(self) -> list[Logits]:
+        return [answer for each in self.asked for answer in _put(self._case.live, each)]
+
+    def _beside(self, given: Sequence[Logits], floors: Sequence[NDArray[np.float64]]) -> float:
+        own = [answer for each in self.asked for answer in each.answers]
+        ratios = (differ(one, other)[0] / f[: len(one)] for one, other, f in zip(own, given, floors, strict=True))
+        return max(float(each.max()) for each in ratios)
+
+
+def _own_floors(given: Logits, floors: NDArray[np.float64], *moved: Logits) -> NDArray[np.float64]:
+    """The right model's floors, or the broken one's, where those are greater."""
+    own = np.max([differ(given, each)[0] for each in moved], axis=0)
+    return np.maximum(floors[: len(given)], np.maximum(own, np.quantile(own, USUAL)))
+
+
+def _answered(case: Case) -> Iterable[Asked | None]:
+    session = RawSession(case.package)
+    obstacle = left_padding_obstacle(case.package.model)
+    for probe in case.truths.probes:
+        if probe.obstacle or probe.manner not in _ORDER or (obstacle and probe.manner is Manner.PADDED_LEFT):
+            continue
+        truths = tuple(case.truths.by_name[name] for name in probe.sequences)
+        try:
+            answers = ask(session, probe, tuple(truth.sequence for truth in truths))
+            yield Asked(probe, truths, answers, _floors(truths, answers))
+        except Invalid:
+            yield None
+
+
+def _put(decoder: Decoder, asked: Asked) -> tuple[Logits, ...]:
+    return ask(decoder, asked.probe, tuple(truth.sequence for truth in asked.truths))
+
+
+def _floors(truths: Sequence[Truth], answers: Sequence[Logits]) -> float:
+    worst = 0.0
+    for truth, answer in zip(truths, answers, strict=True):
+        check_shape((len(answer), truth.logits.shape[1]), answer.shape)
+        found, _ = differ(truth.logits[: len(answer)], answer)
+        worst = max(worst, float((found / truth.floors[: len(answer)]).max()))
+    return worst
+
+
+def _fewest(answered: Sequence[Asked]) -> Iterable[Asked]:
+    """Of the failing ones: of each manner the one that fails worst; in parts and padded right only if nothing else."""
+    failing = [each for each in answered if each.floors > PROVEN_FLOORS]
+    if not failing:
+        yield from answered
+        return
+    usual = [each for each in failing if each.probe.manner in _USUAL]
+    for manner in _ORDER:
+        same = [each for each in usual or failing if each.probe.manner is manner]
+        if same:
+            yield max(same, key=lambda each: (_reach(each), each.floors))
+
+
+def _reach(asked: Asked) -> int:
+    """The longest sequence crosses most boundaries."""
+    return max(len(truth.sequence.ids) for truth in asked.truths)
+
+
+class Clock:
+    """Seconds since it was made, or since the last lap."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def seconds(self) -> float:
+        """So far."""
+        return time.perf_counter() - self._start
+
+    def lap(self) -> float:
+        """So far, and from the beginning again."""
+        past = self.seconds()
+        self._start += past
+        return past

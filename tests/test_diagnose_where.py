@@ -1,0 +1,200 @@
+"""Where a package goes wrong: cuts, taps and regions, on our own packages and on other exporters'."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import pytest
+
+from paritas.audit.identity import identify
+from paritas.audit.view import View
+from paritas.checkpoint import open_checkpoint
+from paritas.diagnose.align import Alignment, align
+from paritas.diagnose.capture import LOGITS, Captured, capture
+from paritas.diagnose.diagnosis import RegionError
+from paritas.diagnose.reset import reset
+from paritas.diagnose.rounding import Rows, rounding
+from paritas.diagnose.taps import BUDGET, tap
+from paritas.export import export
+from paritas.plan import Options
+from paritas.runtime.package import Package, open_package
+from paritas.spec import Activation, Layer
+from paritas.targets import TARGETS
+from paritas.verify.loading import load_reference
+from peers import WRONG
+from test_mutants import (
+    MUTANTS,
+    Fault,
+    in_spec,
+    positions_forget_the_past,
+)
+
+DATA = Path(__file__).parent / "data" / "peers"
+KEPT = sorted(path for exporter in WRONG for path in DATA.glob(f"{exporter}/kept-*"))
+PREFILL, STEPS = 21, 3  # longer than two windows
+IDS = tuple(int(token) for token in np.random.default_rng(20261129).integers(4, 300, PREFILL + STEPS))
+
+
+class Asked(NamedTuple):
+    """The reference, asked once."""
+
+    model: Any
+    captured: Captured
+    rounded: Sequence[dict[str, Rows]]
+
+
+@cache
+def asked(checkpoint: str) -> Asked:
+    model, _ = load_reference(open_checkpoint(DATA / "checkpoints" / checkpoint))
+    captured = capture(model, IDS, PREFILL)
+    return Asked(model, captured, rounding(model, captured))
+
+
+def aligned(checkpoint: str, package: Path) -> tuple[Package, Alignment]:
+    opened = open_package(package)
+    view = View(opened.model, opened.folder)
+    tensors = open_checkpoint(DATA / "checkpoints" / checkpoint).tensors
+    return opened, align(opened, view, identify(view, tensors), asked(checkpoint).captured)
+
+
+def errors(checkpoint: str, package: Path) -> tuple[RegionError, ...]:
+    opened, alignment = aligned(checkpoint, package)
+    return reset(opened, alignment, asked(checkpoint).captured, asked(checkpoint).rounded)
+
+
+def sources(checkpoint: str, package: Path) -> dict[str, list[str]]:
+    """Phase -> regions that are wrong by themselves."""
+    found: dict[str, list[str]] = {"prefill": [], "decode": []}
+    for error in errors(checkpoint, package):
+        if error.is_source:
+            found[error.phase].append(error.region)
+    return found
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+    """``faulty(fault, target)``: our export of kept-gemma3 with a fault in it."""
+
+    def run(fault: Fault = lambda _: None, target: str = "ort", drop: tuple[str, ...] = ()) -> Path:
+        out = tmp_path / "package"
+        with monkeypatch.context() as patch:
+            fault(patch)
+            export(DATA / "checkpoints" / "kept-gemma3", out, TARGETS[target], Options(drop=drop))
+        return out
+
+    return run
+
+
+def in_layer(number: int, change: Callable[[Layer], Layer]) -> Fault:
+    def changed(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+        return tuple(change(layer) if place == number else layer for place, layer in enumerate(layers))
+
+    return in_spec(lambda spec: replace(spec, layers=changed(spec.layers)))
+
+
+@pytest.mark.parametrize("package", KEPT, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_a_package_of_another_exporter_has_a_source_if_it_is_wrong_and_else_none(package: Path) -> None:
+    found = sources(package.name, package)
+    assert bool(found["prefill"]) == (package.name in WRONG[package.parent.name]), found
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_our_own_package_has_no_source(faulty: Callable[..., Path], target: str) -> None:
+    assert sources("kept-gemma3", faulty(target=target)) == {"prefill": [], "decode": []}
+
+
+def test_every_module_with_a_weight_has_a_cut_and_every_node_a_region(faulty: Callable[..., Path]) -> None:
+    _, alignment = aligned("kept-gemma3", faulty())
+    assert alignment.missing == ()
+    assert all("rope" in name for name in alignment.unexplained)
+    anchored = {module for cut in alignment.cuts for module in cut.modules}
+    assert anchored == asked("kept-gemma3").captured.weighted - {"model.embed_tokens"}
+    assert {region.confidence for region in alignment.regions} == {1.0}
+
+
+def test_a_rounded_norm_is_the_only_source(faulty: Callable[..., Path]) -> None:
+    package = faulty()
+    norm = "model.layers.1.pre_feedforward_layernorm.weight"
+    graph = onnx.load(package / "model.onnx")
+    (weight,) = (each for each in graph.graph.initializer if each.name == norm)
+    rounded = onnx.numpy_helper.to_array(weight).astype(np.float16).astype(np.float32)
+    weight.CopyFrom(onnx.numpy_helper.from_array(rounded, norm))
+    onnx.save(graph, package / "model.onnx")
+    found = sources("kept-gemma3", package)
+    assert found == {
+        "prefill": ["model.layers.1.pre_feedforward_layernorm"],
+        "decode": ["model.layers.1.pre_feedforward_layernorm"],
+    }
+
+
+def test_a_wrong_scale_in_one_layer(faulty: Callable[..., Path]) -> None:
+    change = in_layer(1, lambda layer: replace(layer, mixer=replace(layer.attention, scale=0.24)))
+    found = sources("kept-gemma3", faulty(change))
+    assert found == {
+        "prefill": ["model.layers.1.self_attn[attention]"],
+        "decode": ["model.layers.1.self_attn[attention]"],
+    }
+
+
+def test_a_wrong_window_is_seen_beyond_it(faulty: Callable[..., Path]) -> None:
+    change = in_layer(0, lambda layer: replace(layer, mixer=replace(layer.attention, window=9)))
+    found = sources("kept-gemma3", faulty(change))
+    assert found == {
+        "prefill": ["model.layers.0.self_attn[attention]"],
+        "decode": ["model.layers.0.self_attn[attention]"],
+    }
+
+
+def test_a_wrong_activation(faulty: Callable[..., Path]) -> None:
+    change = in_layer(1, lambda layer: replace(layer, mlp=replace(layer.mlp, activation=Activation.GELU)))
+    found = sources("kept-gemma3", faulty(change))
+    assert found == {"prefill": ["model.layers.1.mlp[activation]"], "decode": ["model.layers.1.mlp[activation]"]}
+
+
+def test_a_fault_of_the_decode_alone(faulty: Callable[..., Path]) -> None:
+    found = sources("kept-gemma3", faulty(positions_forget_the_past, "onnx"))
+    assert found == {"prefill": [], "decode": [f"model.layers.{i}.self_attn[attention]" for i in (0, 1)]}
+
+
+def test_a_norm_that_is_left_out_lies_within_the_region_that_is_wrong(faulty: Callable[..., Path]) -> None:
+    mutant = MUTANTS["QK-norm dropped"]
+    opened, alignment = aligned("kept-gemma3", faulty(mutant.fault, drop=mutant.drop))
+    assert alignment.missing == tuple(f"model.layers.{i}.self_attn.{name}_norm" for i in (0, 1) for name in ("q", "k"))
+    inside = {name: region.inside for region in alignment.regions for name in region.names}
+    assert inside["model.layers.0.self_attn[attention]"] == alignment.missing[:2]
+    found = sources("kept-gemma3", opened.folder)
+    assert found["prefill"] == [f"model.layers.{i}.self_attn[attention]" for i in (0, 1)]
+
+
+def test_an_early_fault_is_no_source_further_on(faulty: Callable[..., Path]) -> None:
+    change = in_layer(0, lambda layer: replace(layer, mixer=replace(layer.attention, scale=0.24)))
+    late = [error for error in errors("kept-gemma3", faulty(change)) if error.layer == 1]
+    assert all(error.accumulated > 100 * error.unit for error in late)
+    assert not any(error.is_source for error in late)
+
+
+def test_the_reference_is_left_as_it_was() -> None:
+    model, captured, _ = asked("kept-gemma3")
+    again = capture(model, IDS, PREFILL)
+    for one, other in zip(captured.passes, again.passes, strict=True):
+        assert all(np.array_equal(array, other.points[point]) for point, array in one.points.items())
+    assert model.config._attn_implementation == "eager"
+
+
+def test_taps_change_nothing_and_come_in_batches(faulty: Callable[..., Path]) -> None:
+    opened, alignment = aligned("kept-gemma3", faulty())
+    values = [cut.value for cut in alignment.cuts]
+    whole = tap(opened, IDS, values, PREFILL, proto=alignment.proto)
+    small = tap(opened, IDS, values, PREFILL, proto=alignment.proto, budget_bytes=1 << 16)
+    assert whole.undisturbed
+    assert small.undisturbed
+    assert BUDGET > 1 << 16
+    for one, other in zip(whole.passes, small.passes, strict=True):
+        assert one.keys() == other.keys() >= set(values)
+        assert all(np.array_equal(array, other[name]) for name, array in one.items())
+    expected = asked("kept-gemma3").captured.prefill.points[LOGITS]
+    assert np.abs(whole.logits[0] - expected).max() < 1e-5
