@@ -19,6 +19,7 @@ from paritas.diagnose.capture import LOGITS, Array, Captured, Pass
 from paritas.diagnose.extract import between
 from paritas.diagnose.layout import Layout, layouts
 from paritas.diagnose.naming import named, telling
+from paritas.diagnose.rotations import rotations
 from paritas.diagnose.session import Settings
 from paritas.diagnose.taps import read
 from paritas.runtime.package import Package
@@ -67,6 +68,7 @@ class Region:
         inputs: values of the cuts that it takes.
         inside: modules of the reference that own weights and have no counterpart of their own in the graph.
         nodes: how many.
+        terms: features of the widest tensor that it takes: the most that it may add up.
         confidence: of the least certain of its cuts.
     """
 
@@ -77,6 +79,7 @@ class Region:
     inputs: tuple[str, ...]
     inside: tuple[str, ...]
     nodes: int
+    terms: int
     confidence: float
 
 
@@ -118,6 +121,7 @@ def align(package: Package, view: View, identity: Identity, captured: Captured) 
     found = list(anchors(view, identity, captured))
     found.append(Anchor(ports.logits, (Piece(LOGITS, 0, -1),), view.maker[ports.logits], (), 1.0))
     found += list(_by_place(view, identity, captured, found))
+    found += list(rotations(view, found, captured))
     aligned = {path for anchor in found for path in anchor.modules}
     found = _without_bare_embedding(found, captured)
     values = list(dict.fromkeys(anchor.value for anchor in found))
@@ -261,6 +265,7 @@ def _region(
         inputs=tuple(dict.fromkeys(other.value for other in before)),
         inside=inside,
         nodes=len(nodes),
+        terms=max(other.pieces[-1].stop for other in (before or [cut])),
         confidence=min([cut.confidence, *(other.confidence for other in before)]),
     )
 

@@ -5,6 +5,7 @@ from typing import Any
 from paritas.verify.loading import require_torch
 
 EPSILONS = ("eps", "variance_epsilon", "epsilon")
+_SMALL = 1e-4  # its square is well below any epsilon
 
 
 def offset(module: Any) -> float:
@@ -19,27 +20,39 @@ def offset(module: Any) -> float:
     return 0.0 if out is None else float(torch.allclose(out / given, 1 + weight, rtol=1e-2, atol=1e-3))
 
 
-def subtracts_mean(module: Any) -> bool:
-    """Whether a norm takes the mean away first (LayerNorm), or not (RMSNorm)."""
+def subtracts_mean(module: Any, width: int) -> bool:
+    """Whether a norm of vectors of ``width`` takes the mean away first (LayerNorm), or not (RMSNorm)."""
     torch, _ = require_torch()
-    weight = getattr(module, "weight", None)
-    if weight is None or weight.ndim != 1:
-        return False
-    out = _normed(module, torch.ones_like(weight.detach()))
+    out = _normed(module, torch.ones(width))
     return out is not None and bool(out.abs().max() < 1e-3)
 
 
-def of_other_kind(module: Any, *, centred: bool) -> Any:
-    """A norm with the weight, bias and epsilon of ``module`` that takes the mean away, or does not."""
+def epsilon_of(module: Any, width: int) -> float | None:
+    """What a norm adds below its root: its own number, else what it does to a vector that is smaller than that."""
+    named = [getattr(module, name, None) for name in EPSILONS]
+    told = next((each for each in named if isinstance(each, float)), None)
+    if told is not None or hasattr(module, "weight"):
+        return told
+    torch, _ = require_torch()
+    given = torch.full((width,), _SMALL)
+    given[::2] = -_SMALL
+    out = _normed(module, given)
+    return None if out is None else float(f"{float((given[0] / out[0]).double() ** 2) - _SMALL**2:.3g}")
+
+
+def like(module: Any, width: int, *, centred: bool | None = None, epsilon: float | None = None) -> Any:
+    """A norm with the weight and bias of ``module`` that takes the mean away or not, with an epsilon of ours or its."""
     torch, _ = require_torch()
     added = offset(module)
-    epsilon = next(getattr(module, name) for name in EPSILONS if hasattr(module, name))
+    centred = subtracts_mean(module, width) if centred is None else centred
+    epsilon = (epsilon_of(module, width) or 0.0) if epsilon is None else epsilon
 
     class Norm(torch.nn.Module):
         def forward(self, values: Any) -> Any:
             given = values - values.mean(-1, keepdim=True) if centred else values
-            normed = given * torch.rsqrt(given.pow(2).mean(-1, keepdim=True) + epsilon) * (added + module.weight)
-            bias = getattr(module, "bias", None)
+            normed = given * torch.rsqrt(given.pow(2).mean(-1, keepdim=True) + epsilon)
+            weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+            normed = normed if weight is None else normed * (added + weight)
             return normed if bias is None else normed + bias
 
     return Norm()

@@ -22,6 +22,8 @@ from paritas.verify.loading import quiet, require_torch
 Array = NDArray[np.floating[Any]]
 LOGITS = ":logits"
 """The point of what the model gives back, after all that follows its head."""
+QUERY, KEY = ":query", ":key"
+"""Points of what attention is called with for the new tokens, behind the path of the module that attends."""
 _NAME = "paritas_capture"  # under which the attention function is registered as long as it is used
 
 
@@ -159,6 +161,11 @@ def cache_name(model: Any) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
+def joined(heads: Array) -> Array:
+    """``[heads, tokens, width]`` as ``[tokens, features]``."""
+    return heads.swapaxes(0, 1).reshape(heads.shape[1], -1)
+
+
 def tokens_first(array: Array, tokens: int) -> Array | None:
     """``[tokens, features]`` of one batch row, whether heads lie before or behind the tokens; None if it is neither."""
     if not array.ndim or array.shape[0] not in (1, tokens) or array.size % tokens:
@@ -216,8 +223,8 @@ class _Recorder:
     def _attends(self, module: Any, call: Attending) -> None:
         path = self._modules[module]
         self.attention[path] = call
-        heads = call.query.swapaxes(0, 1)
-        self.points[f"{path}:query"] = heads.reshape(len(heads), -1)
+        self.points[path + QUERY] = joined(call.query)
+        self.points[path + KEY] = joined(call.key[:, -call.query.shape[1] :])
 
 
 def floats(values: Sequence[Any]) -> Iterator[Any]:

@@ -75,6 +75,6 @@ def open_case(
         slots=slots(view, identity, attending, wanted.tensors),
         checkpoint=wanted.checkpoint,
         tensors=wanted.tensors,
-        live=Live(model),
+        live=Live(model, {name: tensor.name for name, tensor in wanted.tensors.items()}),
         truths=truths,
     )

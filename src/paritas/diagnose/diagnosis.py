@@ -1,8 +1,11 @@
 """What a diagnosis says, in plain frozen values: no torch, no graph."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
+
+from paritas.verify.verdict import PROVEN_FLOORS
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,32 @@ class Cause:
 
 
 @dataclass(frozen=True)
+class Whereabouts:
+    """Where the package parts from the reference, without a word of why.
+
+    Attributes:
+        tokens: of the sequence that was looked at, the shortest beginning of a failing one that fails itself.
+        regions: local beside accumulated error, in the order of the computation.
+        depth: layer -> largest difference of a logit, were the residual stream led into the head behind it.
+        fused: what the operators that are wrong compute, beside what they are documented to compute, in words.
+        missing: modules of the reference that own weights and have no counterpart in the graph.
+        unexplained: initializers and nodes of the graph that nothing in the reference explains.
+    """
+
+    tokens: int
+    regions: tuple[RegionError, ...]
+    depth: Mapping[int, float]
+    fused: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexplained: tuple[str, ...]
+
+    @property
+    def sources(self) -> tuple[RegionError, ...]:
+        """Regions that are wrong by themselves."""
+        return tuple(region for region in self.regions if region.is_source)
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """All of it.
 
@@ -106,8 +135,9 @@ class Diagnosis:
         causes: the smallest set that explains everything; empty if nothing is proved.
         suspects: every parameter that differs, the causes among them.
         experiments: in the order in which they were made.
-        regions: local beside accumulated error, in the order of the computation.
-        smallest: the smallest failing region, where no cause is proved.
+        where: local beside accumulated error, by depth, inside of operators; None if nothing diverges, or nothing but
+            padded rows.
+        runtime: settings of the runtime with which the difference vanishes; only asked if no cause is proved.
         seconds: by stage.
     """
 
@@ -118,11 +148,43 @@ class Diagnosis:
     causes: tuple[Cause, ...]
     suspects: tuple[Suspect, ...]
     experiments: tuple[Experiment, ...]
-    regions: tuple[RegionError, ...]
-    smallest: str | None
+    where: Whereabouts | None
+    runtime: tuple[str, ...]
     seconds: Mapping[str, float]
+
+    @property
+    def diverges(self) -> bool:
+        """Whether there was anything to diagnose."""
+        return self.worst_floors > PROVEN_FLOORS
 
     @property
     def is_proved(self) -> bool:
         """Whether the causes are proved both ways."""
         return bool(self.causes) and all(cause.proof is Proof.PROVED for cause in self.causes)
+
+    @property
+    def smallest(self) -> str | None:
+        """The first region that is wrong by itself: the smallest that fails, where no cause is proved."""
+        sources = self.where.sources if self.where else ()
+        return sources[0].region if sources else None
+
+    def summary(self) -> dict[str, Any]:
+        """What a command gives with ``--json``."""
+        return {
+            "package": self.package,
+            "checkpoint": self.checkpoint,
+            "diverges": self.diverges,
+            "proved": self.is_proved,
+            "worst_floors": self.worst_floors,
+            "causes": [
+                {**asdict(cause.suspect), "proof": cause.proof, "proved": cause.proof is Proof.PROVED}
+                for cause in self.causes
+            ],
+            "suspects": [asdict(suspect) for suspect in self.suspects],
+            "experiments": [asdict(experiment) for experiment in self.experiments],
+            "where": None if self.where is None else asdict(self.where),
+            "smallest": self.smallest,
+            "runtime": list(self.runtime),
+            "witnesses": list(self.witnesses),
+            "seconds": {stage: round(seconds, 2) for stage, seconds in self.seconds.items()},
+        }

@@ -7,7 +7,7 @@ attribute of this one model, or a hook; each is taken back.
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +37,10 @@ class LiveState:
 class Driver:
     """A :class:`paritas.runtime.decoder.Decoder` over transformers' model.
 
+    Args:
+        model: transformers' model, fp32, eager.
+        names: tensor of the text model -> what the checkpoint calls it.
+
     Attributes:
         model: transformers' model, fp32, eager.
         layers: its decoder layers.
@@ -49,11 +53,13 @@ class Driver:
 
     runtime = "transformers"
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, names: Mapping[str, str]) -> None:
         self._torch, transformers = require_torch()
         self.version: str = transformers.__version__
         self.model = model
         self._prefix, self.layers = _layers(model)
+        self._modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
+        self._paths = {text.rpartition(".")[0]: own.rpartition(".")[0] for text, own in names.items()}
         self.mask: NDArray[np.int64] = np.ones((1, 1), np.int64)
         self.past = 0
         self.positions: NDArray[np.int64] = np.zeros((1, 1), np.int64)
@@ -76,13 +82,15 @@ class Driver:
 
     def module(self, path: str) -> Any | None:
         """The module that the text model calls ``path``: ``model.layers.0.self_attn.q_proj``."""
-        modules = dict(self.model.named_modules(remove_duplicate=False))
-        own = re.sub(r"^model\.", f"{self._prefix}.", path) if self._prefix else path
-        for name in (own, path):
-            if name in modules:
-                return modules[name]
-        ends = [module for name, module in modules.items() if name.endswith(f".{path}")]
-        return ends[0] if len(ends) == 1 else None
+        for name in (path, self._paths.get(path, path)):
+            own = re.sub(r"^model\.", f"{self._prefix}.", name) if self._prefix else name
+            for each in (own, name):
+                if each in self._modules:
+                    return self._modules[each]
+            ends = [module for full, module in self._modules.items() if full.endswith(f".{name}")]
+            if len(ends) == 1:
+                return ends[0]
+        return None
 
     # Asking.
 
@@ -127,14 +135,16 @@ class Driver:
     # Faults.
 
     @contextmanager
-    def holding(self, tensor: str, values: NDArray[Any]) -> Generator[None]:
-        """Within, the module that holds a tensor holds these values; one that is tied to it keeps its own."""
+    def holding(self, tensor: str, values: NDArray[Any], start: int = 0) -> Generator[None]:
+        """Within, the module that holds a tensor holds these rows from ``start`` on; one that is tied keeps its own."""
         owner = self.owner(tensor)
         assert owner is not None, tensor
         module, name = owner
         was = getattr(module, name)
-        given = self._torch.from_numpy(np.array(values, np.float32)).reshape(was.shape)
-        with self.set(module, name, self._torch.nn.Parameter(given, requires_grad=False)):
+        whole = was.detach().clone()
+        rows = self._torch.from_numpy(np.array(values, np.float32))
+        whole[start : start + len(rows)] = rows.reshape(len(rows), *whole.shape[1:])
+        with self.set(module, name, self._torch.nn.Parameter(whole, requires_grad=False)):
             yield
 
     @contextmanager
@@ -151,7 +161,9 @@ class Driver:
     def replacing(self, path: str, module: Any) -> Generator[None]:
         """Within, the submodule that the text model calls ``path`` is another one."""
         parent, _, name = path.rpartition(".")
-        with self.set(self.module(parent), name, module):
+        held = self.module(parent)
+        own = self._paths.get(f"{path}", path).rpartition(".")[2]
+        with self.set(held, name if hasattr(held, name) else own, module):
             yield
 
     @contextmanager

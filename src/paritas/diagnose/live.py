@@ -71,8 +71,8 @@ class Live(Driver):
         facts: layer -> what its attention computes with.
     """
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, names: Mapping[str, str]) -> None:
+        super().__init__(model, names)
         self.attentions: dict[int, Any] = {
             index: getattr(layer, name)
             for index, layer in enumerate(self.layers)

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from paritas.audit.sites import NORMS, PROJECTIONS
-from paritas.diagnose.capture import LOGITS, Captured
+from paritas.diagnose.capture import KEY, LOGITS, QUERY, Captured
 
 _TELLING = (
     ("GroupQueryAttention", "Attention", "MultiHeadAttention", "PagedAttention"),
     ("Softmax",),
+    ("RotaryEmbedding",),
     tuple(sorted(NORMS)),
     ("MoE", "QMoE", "Conv", "CausalConvWithState"),
     tuple(sorted(PROJECTIONS)),
@@ -18,6 +19,9 @@ _TELLING = (
 
 def named(point: str, captured: Captured) -> str:
     """The module that makes a tensor; where no module does, what its maker computes between its children."""
+    path, _, way = point.partition(":")
+    if f":{way}" in (QUERY, KEY):
+        return f"{path}[rotation of {'queries' if f':{way}' == QUERY else 'keys'}]"
     names = captured.prefill.names[captured.prefill.first[point]]
     made = [name.partition(":")[0] for name in names if name.endswith(":out")]
     for path in made:

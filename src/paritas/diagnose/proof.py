@@ -75,7 +75,7 @@ def _without(case: Case, found: Found, group: Group, witness: Witness) -> Experi
     rest = tuple(each for each in found.groups if each is not group)
     after = witness.measure(edited(case, rest))
     codes = tuple(each.suspect.code for each in rest)
-    change = f"all but {group.suspect.code} at {group.suspect.where}"
+    change = f"all but {group.suspect.code}"
     return Experiment(change, "package", codes, found.floors, after, clock.seconds())
 
 

@@ -13,12 +13,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from paritas.audit.tensors import tensors
 from paritas.diagnose.align import Alignment, Cut, Region
 from paritas.diagnose.anchors import Piece
 from paritas.diagnose.capture import Array, Captured, Pass
 from paritas.diagnose.diagnosis import RegionError
 from paritas.diagnose.extract import extract
-from paritas.diagnose.rounding import Rows, distance
+from paritas.diagnose.rounding import LAST_BIT, Rows, distance
 from paritas.diagnose.session import Session, feeds, handed_on
 from paritas.diagnose.skips import norms_alone
 from paritas.diagnose.taps import Taps, tap
@@ -26,8 +27,11 @@ from paritas.runtime.package import Package
 from paritas.runtime.ports import read_ports
 
 FACTOR = 8.0
-"""A region may differ by so many times what rounding does to the reference's own arithmetic: other kernels add up in
-another order. Measured on right packages of four exporters: none needs more than 3."""
+"""A region may differ by so many times what rounding does to the reference's own arithmetic: other kernels round at
+other places. Measured on right packages of four exporters: none needs more than 5."""
+SPREAD = 2.0
+"""And it may differ by what rounding does to a sum of as many terms as its widest input has features, in whatever order
+it is added up: so many times the square root of their number, in last bits (Higham and Mary, 2019)."""
 
 _Rows = Mapping[str, Rows]
 
@@ -57,8 +61,8 @@ def reset(
         Invalid: ``runtime-failed``.
     """
     read = taps or whole(package, alignment, captured)
-    fed = _alone(package, alignment, captured, frozenset())
-    found = _errors(alignment, captured, rounded, read.passes, fed)
+    alone = [each.made for each in fed(package, alignment, captured)]
+    found = _errors(alignment, captured, rounded, read.passes, alone)
     doubtful = {error.value for error in found if error.is_source}
     spelled = _spelled_otherwise(package, alignment, captured, rounded, doubtful) if doubtful else frozenset[str]()
     return tuple(error for error in found if error.value not in spelled)
@@ -73,7 +77,7 @@ def whole(package: Package, alignment: Alignment, captured: Captured) -> Taps:
 
 
 def cut_graph(
-    alignment: Alignment, open_values: frozenset[str], presents: Iterable[str]
+    alignment: Alignment, open_values: frozenset[str], more: Iterable[str]
 ) -> tuple[onnx.ModelProto, dict[str, str]]:
     """The graph cut at every cut, and the names under which the cuts' values are computed.
 
@@ -83,36 +87,67 @@ def cut_graph(
     Args:
         alignment: of the package.
         open_values: values that are not cut.
-        presents: outputs of the graph that go from call to call.
+        more: other values that are computed.
     """
     values = [cut.value for cut in alignment.cuts]
     proto = onnx.ModelProto()
     proto.CopyFrom(alignment.proto)
     alone = norms_alone(proto, alignment.sums, frozenset(values) - open_values)
     given = {cut.value: cut.element for cut in alignment.cuts if cut.value not in open_values}
-    outputs = list(dict.fromkeys([*(alone.get(value, value) for value in values), *presents]))
+    outputs = list(dict.fromkeys([*(alone.get(value, value) for value in values), *more]))
     part = extract(proto, given, outputs, given)
     names = {value: part.outputs[alone.get(value, value)] for value in values}
-    return part.proto, names | {name: part.outputs[name] for name in presents}
+    return part.proto, {name: part.outputs[name] for name in more} | names
 
 
-def _alone(
-    package: Package, alignment: Alignment, captured: Captured, open_values: frozenset[str]
-) -> tuple[Mapping[str, NDArray[Any]], ...]:
-    """Of each call, the values that the regions make of the reference's tensors; values that are open are not cut."""
+@dataclass(frozen=True)
+class Fed:
+    """One call of the cut graph.
+
+    Attributes:
+        taken: value -> what its takers are given: the reference's tensor, if it is cut.
+        made: value -> what its maker gives.
+    """
+
+    taken: Mapping[str, NDArray[Any]]
+    made: Mapping[str, NDArray[Any]]
+
+
+def fed(
+    package: Package,
+    alignment: Alignment,
+    captured: Captured,
+    values: Sequence[str] = (),
+    open_values: frozenset[str] = frozenset(),
+) -> tuple[Fed, ...]:
+    """Of each call, what the regions make of the reference's tensors.
+
+    Args:
+        package: the package.
+        alignment: with the reference.
+        captured: the reference's tensors.
+        values: more values that are read, beside the cuts; inputs of the graph and initializers may be among them.
+        open_values: cuts that are not cut.
+
+    Raises:
+        Invalid: ``runtime-failed``.
+    """
     ports = read_ports(package.model, package.head_size)
-    presents = [each.present for each in ports.carried]
-    proto, names = cut_graph(alignment, open_values, presents)
+    made = {name for node in alignment.proto.graph.node if node.op_type != "Constant" for name in node.output}
+    more = [name for name in values if name in made]
+    proto, names = cut_graph(alignment, open_values, [*(each.present for each in ports.carried), *more])
     session = Session(proto, package.model)
-    found: list[Mapping[str, NDArray[Any]]] = []
+    stored = tensors(alignment.proto, package.model.parent)
+    constant = {name: stored[name].array() for name in values if name in stored}
+    found: list[Fed] = []
     carried: Mapping[str, NDArray[Any]] = {}
     for one in captured.passes:
-        given = session.run(
-            feeds(ports, one.ids, one.past, carried) | _reference(alignment.cuts, one), [*names.values()]
-        )
-        values = {value: given[name] for value, name in names.items()}
-        carried = handed_on(ports, values)
-        found.append({value: values[value] for value in names if value not in presents})
+        given = feeds(ports, one.ids, one.past, carried)
+        cut = {name: v for name, v in _reference(alignment.cuts, one).items() if name not in open_values}
+        out = session.run(given | cut, list(names.values()))
+        results = {value: out[name] for value, name in names.items()}
+        carried = handed_on(ports, results)
+        found.append(Fed(results | constant | given | cut, results))
     return tuple(found)
 
 
@@ -130,14 +165,14 @@ def _errors(
     captured: Captured,
     rounded: Sequence[_Rows],
     read: Sequence[Mapping[str, NDArray[Any]]],
-    fed: Sequence[Mapping[str, NDArray[Any]]],
+    alone: Sequence[Mapping[str, NDArray[Any]]],
 ) -> list[RegionError]:
     found: list[RegionError] = []
     for phase, calls in (("prefill", slice(0, 1)), ("decode", slice(1, None))):
         passes = captured.passes[calls]
         for region in alignment.regions if passes else ():
             for name, piece in zip(region.names, region.cut.pieces, strict=True):
-                worst = _measured(region.cut, piece, passes, rounded[calls], read[calls], fed[calls])
+                worst = _measured(region, piece, passes, rounded[calls], read[calls], alone[calls])
                 found.append(_error(region, name, worst, phase))
     return found
 
@@ -157,18 +192,19 @@ def _error(region: Region, name: str, worst: _Measured, phase: str) -> RegionErr
 
 
 def _measured(
-    cut: Cut,
+    region: Region,
     piece: Piece,
     passes: Sequence[Pass],
     rounded: Sequence[_Rows],
     read: Sequence[Mapping[str, NDArray[Any]]],
-    fed: Sequence[Mapping[str, NDArray[Any]]],
+    alone: Sequence[Mapping[str, NDArray[Any]]],
 ) -> _Measured:
     """The row at which the local error is largest beside what rounding does there."""
+    cut = region.cut
     accumulated = np.concatenate([_rows(cut, piece, one, v[cut.value]) for one, v in zip(passes, read, strict=True)])
-    local = np.concatenate([_rows(cut, piece, one, v[cut.value]) for one, v in zip(passes, fed, strict=True)])
+    local = np.concatenate([_rows(cut, piece, one, v[cut.value]) for one, v in zip(passes, alone, strict=True)])
     unit = np.concatenate([each[piece.point] for each in rounded])
-    unit = FACTOR * np.maximum(unit, np.quantile(unit, 0.9))
+    unit = np.maximum(FACTOR * np.maximum(unit, np.quantile(unit, 0.9)), SPREAD * region.terms**0.5 * LAST_BIT)
     worst = int(np.argmax(local / unit))
     return _Measured(float(accumulated.max()), float(local[worst]), float(unit[worst]))
 
@@ -186,7 +222,7 @@ def _spelled_otherwise(
 
     Rows of queries and keys in another order, with a rotation that knows it, are the best known.
     """
-    fed = _alone(package, alignment, captured, frozenset(doubtful))
-    wrong = {error.value for error in _errors(alignment, captured, rounded, fed, fed) if error.is_source}
+    opened = [each.made for each in fed(package, alignment, captured, (), frozenset(doubtful))]
+    wrong = {error.value for error in _errors(alignment, captured, rounded, opened, opened) if error.is_source}
     users = {value: [r.cut.value for r in alignment.regions if value in r.inputs] for value in doubtful}
     return frozenset(value for value, after in users.items() if after and not wrong.intersection(after))

@@ -3,6 +3,10 @@
 In this pass every module that owns parameters is given what the reference gave it in fp32, and hands on what it gave
 in fp32; what it computes itself is kept. So the difference of a point is made by the arithmetic since the last such
 module, and by nothing before. transformers forces norms and softmax into fp32; here they are fp64 too.
+
+What is handed on is moved by a last bit: of each number, or, where it is a product with a matrix, of the largest of its
+row, since that is what such a product is right to. Where the arithmetic is ill-conditioned (the tail of an activation),
+a kernel that is right to the last bit of what it is given is still right.
 """
 
 import importlib
@@ -13,7 +17,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paritas.diagnose.capture import LOGITS, Array, Captured, Pass, cache_name, call, floats, tokens_first
+from paritas.diagnose.capture import (
+    KEY,
+    LOGITS,
+    QUERY,
+    Array,
+    Attending,
+    Captured,
+    Pass,
+    attention_told,
+    cache_name,
+    call,
+    floats,
+    joined,
+    tokens_first,
+)
 from paritas.verify.loading import quiet, require_torch
 
 Rows = NDArray[np.float64]
@@ -50,7 +68,7 @@ def rounding(model: Any, captured: Captured) -> tuple[Mapping[str, Rows], ...]:
         cache = None
         for one in captured.passes:
             again = _Again(modules, one, captured.weighted)
-            with quiet(), again.listening():
+            with quiet(), again.listening(model):
                 output = call(model, one.ids, cache, keep=len(captured.passes) > 1)
             cache = output[cache_name(model)] if len(captured.passes) > 1 else None
             again.hear(LOGITS, output.logits)
@@ -81,11 +99,12 @@ class _Again:
         self.heard: dict[str, Array] = {}
         self._modules, self._pass, self._weighted = modules, one, weighted
         self._torch, _ = require_torch()
+        self._random = np.random.default_rng(one.past)
         self._counts: dict[str, int] = {}
         self._running: dict[str, list[str]] = {}
 
     @contextmanager
-    def listening(self) -> Generator[None]:
+    def listening(self, model: Any) -> Generator[None]:
         with ExitStack() as stack:
             for module in self._modules:
                 for handle in (
@@ -93,9 +112,15 @@ class _Again:
                     module.register_forward_hook(self._after),
                 ):
                     stack.callback(handle.remove)
+            stack.enter_context(attention_told(model, self._attends))
             stack.enter_context(self._torch.inference_mode())
             stack.enter_context(_wide(self._torch))
             yield
+
+    def _attends(self, module: Any, call: Attending) -> None:
+        path = self._modules[module]
+        self.heard[path + QUERY] = joined(call.query)
+        self.heard[path + KEY] = joined(call.key[:, -call.query.shape[1] :])
 
     def hear(self, point: str, tensor: Any) -> None:
         array = tokens_first(tensor.detach().numpy(), len(self._pass.ids))
@@ -113,7 +138,7 @@ class _Again:
         self.hear(f"{name}:in", first)
         if path not in self._weighted:
             return None
-        given = self._captured(f"{name}:in", first)
+        given = self._captured(f"{name}:in", first, product=False)
         changed = tuple(given if value is first else value for value in args)
         return changed, {key: given if value is first else value for key, value in kwargs.items()}
 
@@ -122,19 +147,31 @@ class _Again:
         name = self._running[path].pop()
         if isinstance(output, self._torch.Tensor) and output.is_floating_point():
             self.hear(f"{name}:out", output)
-            return self._captured(f"{name}:out", output) if path in self._weighted else None
+            if path in self._weighted:
+                return self._captured(f"{name}:out", output, product=_multiplies(module))
         return None
 
-    def _captured(self, point: str, like: Any) -> Any:
-        """The fp32 tensor in the shape of ``like``; ``like`` itself where none was kept."""
+    def _captured(self, point: str, like: Any, *, product: bool) -> Any:
+        """The fp32 tensor, moved by a last bit, in the shape of ``like``; ``like`` itself where none was kept."""
         array = self._pass.points.get(point)
         if array is None or array.size != like.numel():
             return like
-        tensor = self._torch.from_numpy(array.astype(np.float64))
+        tensor = self._torch.from_numpy(self._moved(array.astype(np.float64), product))
         tokens = len(self._pass.ids)
         if like.ndim == 4 and like.shape[2] == tokens != like.shape[1]:
             return tensor.view(like.shape[0], tokens, like.shape[1], like.shape[3]).transpose(1, 2)
         return tensor.view(like.shape)
+
+    def _moved(self, array: Rows, product: bool) -> Rows:
+        size = np.abs(array)
+        last = 2 * LAST_BIT * (size.max(axis=1, keepdims=True) if product else size)
+        return array + last * self._random.uniform(-1, 1, array.shape)
+
+
+def _multiplies(module: Any) -> bool:
+    """Whether a module's weight is a matrix that it multiplies by, rather than looks rows up in."""
+    weight = getattr(module, "weight", None)
+    return weight is not None and weight.ndim == 2 and not hasattr(module, "num_embeddings")
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from paritas.diagnose.edit import Edit
 
 Rows = NDArray[np.float32]
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_MOSTLY = 0.6
 _BY_ROWS = frozenset({"Gather", "GatherBlockQuantized"})
 
 
@@ -70,6 +71,7 @@ class Slot:
         held: what the live reference calls it: a tied head is its own parameter.
         use: what is there.
         start, stop: rows of the initializer (of its transposed, where it is stored so) that stand for the tensor.
+        source: the tensor's row that the first of them is.
         shared: whether other nodes compute with the same initializer.
     """
 
@@ -79,6 +81,7 @@ class Slot:
     start: int
     stop: int
     shared: bool
+    source: int = 0
 
     @property
     def layer(self) -> int | None:
@@ -163,10 +166,11 @@ def _by_pattern(uses: Sequence[Use], known: set[str]) -> list[tuple[str, ...]]:
     for place, number in enumerate(numbers):
         if number is not None:
             groups[number].append(place)
+    honest = _are_honest(uses, known)
     votes: dict[tuple[int, int], Counter[tuple[str, ...]]] = defaultdict(Counter)
     for number, places in groups.items():
         for nth, place in enumerate(places):
-            for suffixes, weight in _votes(uses[place], number, known):
+            for suffixes, weight in _votes(uses[place], known, 3 if honest else 1):
                 votes[len(places), nth][suffixes] += weight
     told: list[tuple[str, ...]] = [_outside(use, known) for use in uses]
     for number, places in groups.items():
@@ -194,13 +198,24 @@ def _between(numbers: Sequence[int | None], place: int) -> int | None:
     return before if before == after else numbers[place]
 
 
-def _votes(use: Use, number: int, known: set[str]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """What a use says of its place: its values twice, its name once."""
+def _are_honest(uses: Sequence[Use], known: set[str]) -> bool:
+    """Whether initializers that are called as a tensor is mostly hold it."""
+    named = [use for use in uses if use.record.name in known and use.record.tensors]
+    right = [use for use in named if use.record.name in _all_of(use.record)]
+    return bool(named) and len(right) > _MOSTLY * len(named)
+
+
+def _all_of(record: Provenance) -> set[str]:
+    return {*record.tensors, *(other for part in record.parts for other in part.also)}
+
+
+def _votes(use: Use, known: set[str], named: int) -> Iterator[tuple[tuple[str, ...], int]]:
+    """What a use says of its place: its values twice, its name as often as is told."""
     if use.record.tensors and all(layer_of(tensor) is not None for tensor in use.record.tensors):
         yield tuple(_suffix(tensor) for tensor in use.record.tensors), 2
     name = use.record.name
     if name in known and layer_of(name) is not None:
-        yield (_suffix(name),), 1
+        yield (_suffix(name),), named
 
 
 def _suffix(tensor: str) -> str:
@@ -247,7 +262,8 @@ def _by_structure(
         if len(tensors) != 1:
             continue
         role = roles.get(id(use.node)) if use.place else None
-        if role is None and use.node.op_type in PROJECTIONS and ".mlp." in tensors[0] and "bias" not in tensors[0]:
+        is_bias = use.node.op_type == "Add" and tensors[0].endswith(".bias")
+        if role is None and (is_bias or use.node.op_type in PROJECTIONS) and ".mlp." in tensors[0]:
             role = _gate_or_up(view, use)
         if role and (better := _in_role(tensors[0], role)) in known:
             result[place] = (better,)
@@ -287,6 +303,8 @@ def _roles(view: View, sites: Sequence[Site]) -> dict[int, str]:
             for node in back(view, name):
                 if node.op_type in NORMS:
                     roles[id(node)] = f"{letter}_norm"
+                if node.op_type == "Add":
+                    roles[id(node)] = f"{letter}_proj"
                 if node.op_type in PROJECTIONS:
                     roles[id(node)] = f"{letter}_proj"
                     break
@@ -315,12 +333,21 @@ def _slots(use: Use, tensors: tuple[str, ...], shared: bool, sizes: Mapping[str,
     if tensors == record.tensors and record.parts and len(tensors) > 1:
         for part in record.parts:
             if not part.permuted:
-                yield Slot(part.tensor, part.tensor, use, part.start, part.stop, shared)
+                yield Slot(part.tensor, part.tensor, use, part.start, part.stop, shared, part.source)
+        return
+    rows, _ = _flat_shape(record.shape if not use.transposed else record.shape[::-1])
+    if len(tensors) == 1 and rows < sizes[tensors[0]] and (source := _source(use, tensors[0])) is not None:
+        yield Slot(tensors[0], tensors[0], use, 0, rows, shared, source)
         return
     start, is_head = 0, tensors == (_EMBEDDING,) and use.node.op_type in PROJECTIONS
     for tensor in tensors:
         yield Slot(tensor, _HEAD if is_head else tensor, use, start, start + sizes[tensor], shared)
         start += sizes[tensor]
+
+
+def _source(use: Use, tensor: str) -> int | None:
+    """The row of a tensor at which an initializer begins that is a part of it."""
+    return next((part.source for part in use.record.parts if part.tensor == tensor), None)
 
 
 def _shape(source: Source) -> tuple[int, int]:

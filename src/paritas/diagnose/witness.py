@@ -53,7 +53,7 @@ class Witness:
 
     def __init__(self, case: Case) -> None:
         self._case = case
-        answered = [each for each in _answered(case) if each is not None]
+        answered = _answered(case)
         self.asked: tuple[Asked, ...] = tuple(_fewest(answered))
         self.floors = max((each.floors for each in self.asked), default=0.0)
 
@@ -108,7 +108,14 @@ def _own_floors(given: Logits, floors: NDArray[np.float64], *moved: Logits) -> N
     return np.maximum(floors[: len(given)], np.maximum(own, np.quantile(own, USUAL)))
 
 
-def _answered(case: Case) -> Iterable[Asked | None]:
+def _answered(case: Case) -> list[Asked]:
+    """What the package answers to each probe.
+
+    Raises:
+        Invalid: it answers none.
+    """
+    found: list[Asked] = []
+    refused: list[Invalid] = []
     session = RawSession(case.package)
     obstacle = left_padding_obstacle(case.package.model)
     for probe in case.truths.probes:
@@ -117,9 +124,12 @@ def _answered(case: Case) -> Iterable[Asked | None]:
         truths = tuple(case.truths.by_name[name] for name in probe.sequences)
         try:
             answers = ask(session, probe, tuple(truth.sequence for truth in truths))
-            yield Asked(probe, truths, answers, _floors(truths, answers))
-        except Invalid:
-            yield None
+            found.append(Asked(probe, truths, answers, _floors(truths, answers)))
+        except Invalid as refusal:
+            refused.append(refusal)
+    if not found and refused:
+        raise refused[0]
+    return found
 
 
 def _put(decoder: Decoder, asked: Asked) -> tuple[Logits, ...]:

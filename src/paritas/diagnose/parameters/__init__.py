@@ -12,9 +12,11 @@ from paritas.diagnose.parameters.masks import mask_differences
 from paritas.diagnose.parameters.norms import norm_differences
 from paritas.diagnose.parameters.positions import position_differences
 from paritas.diagnose.parameters.qk_norm import qk_norm_differences
+from paritas.diagnose.parameters.residual import residual_differences
 from paritas.diagnose.parameters.rope import rope_differences
 from paritas.diagnose.parameters.scores import score_differences
 from paritas.diagnose.parameters.weights import weight_differences
+from paritas.diagnose.parameters.written import written_differences
 
 Reader = Callable[[Case], Iterator[Difference]]
 READERS: tuple[Reader, ...] = (
@@ -26,8 +28,10 @@ READERS: tuple[Reader, ...] = (
     qk_norm_differences,
     score_differences,
     mask_differences,
+    written_differences,
     position_differences,
     activation_differences,
+    residual_differences,
     logit_differences,
 )
 

@@ -8,17 +8,14 @@ from numpy.typing import NDArray
 
 from paritas.audit.masks import visible
 from paritas.audit.sites import Site
-from paritas.audit.view import View
 from paritas.audit.windows import mask_of, seen
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
-from paritas.diagnose.live import AttentionFacts, Call
+from paritas.diagnose.live import Call
 from paritas.diagnose.subgraphs import mask as mask_subgraph
 
 Visible = NDArray[np.bool_]
 _FEW, _PADDED = 6, 2
-_MOST = 4096
-"""A window beyond the reference's is looked for up to this many keys."""
 
 
 @dataclass(frozen=True)
@@ -56,28 +53,32 @@ def mask_differences(case: Case) -> Iterator[Difference]:
             if got != wanted:
                 yield _of_attribute(case, site, got, wanted)
         elif name:
-            found = _sight(case.view, name, facts.window or 0, is_causal=bool(site.values.get("is_causal")))
+            rows = _rows(case, site, name)
+            found = sight_of(case, rows, facts.window or 0)
             if found is not None and found != wanted:
-                yield _of_mask(case, site, name, found, wanted, facts)
+                yield _of_mask(case, site, name, found, wanted)
 
 
-def _sight(view: View, name: str, window: int, *, is_causal: bool) -> Sight | None:
+def sight_of(case: Case, rows: Callable[[int, int, int], Visible | None], window: int) -> Sight | None:
+    """What a query sees.
+
+    Args:
+        case: of the package.
+        rows: new tokens, tokens before them, how many of all are padding -> ``[new, total]``.
+        window: the reference's, 0 if it has none.
+    """
     past = max(2 * window, 64) + 8
-    last = visible(view, name, 1, past)
-    whole = visible(view, name, _FEW, 0)
-    padded = visible(view, name, _FEW, 0, padded=_PADDED) if _has_mask(view) else whole
+    last, whole = rows(1, past, 0), rows(_FEW, 0, 0)
+    has_mask = any("mask" in value.name for value in case.view.proto.graph.input)
+    padded = rows(_FEW, 0, _PADDED) if has_mask else whole
     if last is None or whole is None or padded is None:
         return None
     count = int(last[0].sum())
     return Sight(
         window=None if count == past + 1 else count,
-        causal=is_causal or not np.triu(whole, 1).any(),
-        hides_padding=not _has_mask(view) or not padded[_PADDED:, :_PADDED].any(),
+        causal=not np.triu(whole, 1).any(),
+        hides_padding=not has_mask or not padded[_PADDED:, :_PADDED].any(),
     )
-
-
-def _has_mask(view: View) -> bool:
-    return any("mask" in value.name for value in view.proto.graph.input)
 
 
 def _difference(site: Site, got: Sight, wanted: Sight) -> dict[str, object]:
@@ -88,11 +89,11 @@ def _difference(site: Site, got: Sight, wanted: Sight) -> dict[str, object]:
         "package": got,
         "reference": wanted,
         "fact": f"{got.words()}; in the reference {wanted.words()}",
-        "facts": {"origin": _origin(got, wanted)},
+        "facts": {"origin": origin(got, wanted)},
     }
 
 
-def _origin(got: Sight, wanted: Sight) -> str:
+def origin(got: Sight, wanted: Sight) -> str:
     """What is wrong, whatever is right: a mask that shows everything shows it to every layer."""
     if not got.causal:
         return "not causal"
@@ -101,38 +102,52 @@ def _origin(got: Sight, wanted: Sight) -> str:
 
 def _of_attribute(case: Case, site: Site, got: Sight, wanted: Sight) -> Difference:
     def rows(new: int, past: int, padded: int) -> Visible:
-        return _seen(new, past, padded, got.window)
+        return before(new, past, padded, got.window)
 
     return Difference(
         **_difference(site, got, wanted),  # type: ignore[arg-type]
-        breaks=lambda: case.live.attending({site.layer: _change(case, rows)}),
+        breaks=lambda: case.live.attending({site.layer: change_of(case, rows)}),
         repairs=lambda edit: edit.set_attribute(site.node.output[0], "local_window_size", wanted.window or -1),
     )
 
 
-def _of_mask(case: Case, site: Site, name: str, got: Sight, wanted: Sight, facts: AttentionFacts) -> Difference:
-    def rows(new: int, past: int, padded: int) -> Visible:
+def _rows(case: Case, site: Site, name: str) -> Callable[[int, int, int], Visible | None]:
+    """What an operator with a mask shows."""
+
+    def rows(new: int, past: int, padded: int) -> Visible | None:
         found = visible(case.view, name, new, past, padded)
-        return _seen(new, past, padded, None) if found is None else found
+        if found is None or not site.values.get("is_causal"):
+            return found
+        return found & np.tri(new, past + new, past, dtype=bool)
+
+    return rows
+
+
+def _of_mask(case: Case, site: Site, name: str, got: Sight, wanted: Sight) -> Difference:
+    shown = _rows(case, site, name)
+
+    def rows(new: int, past: int, padded: int) -> Visible:
+        found = shown(new, past, padded)
+        return before(new, past, padded, None) if found is None else found
 
     place = list(site.node.input).index(name)
     return Difference(
         **_difference(site, got, wanted),  # type: ignore[arg-type]
-        breaks=lambda: case.live.attending({site.layer: _change(case, rows)}),
+        breaks=lambda: case.live.attending({site.layer: change_of(case, rows)}),
         repairs=lambda edit: edit.replace_input(
             site.node.output[0], place, mask_subgraph(edit, case, name, wanted.window), f"a mask of {wanted.words()}"
         ),
     )
 
 
-def _seen(new: int, past: int, padded: int, window: int | None) -> Visible:
+def before(new: int, past: int, padded: int, window: int | None) -> Visible:
     """``[new, total]`` of a causal mask with a window, and padding before the text."""
     keys, queries = np.arange(past + new)[None], np.arange(past, past + new)[:, None]
     shown = (keys <= queries) & (keys >= padded)
     return shown if window is None else shown & (keys > queries - window)
 
 
-def _change(case: Case, rows: Callable[[int, int, int], Visible]) -> Callable[[Call], None]:
+def change_of(case: Case, rows: Callable[[int, int, int], Visible]) -> Callable[[Call], None]:
     """A fault: the mask of a call, row by row of the batch."""
     memory: dict[tuple[int, int, int], Visible] = {}
 

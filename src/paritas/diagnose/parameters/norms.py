@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx
 
+from paritas.audit.finding import layer_of
 from paritas.audit.sites import NORMS
 from paritas.audit.view import attributes, operand
-from paritas.diagnose.asked_norms import EPSILONS, of_other_kind, subtracts_mean
+from paritas.diagnose.asked_norms import EPSILONS, epsilon_of, like, subtracts_mean
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
-from paritas.diagnose.slots import Slot
 
 _CENTRED = {
     "LayerNormalization": "SimplifiedLayerNormalization",
@@ -22,56 +25,108 @@ _PLAIN = {
     "RMSNormalization": ("LayerNormalization", ""),
     "SkipSimplifiedLayerNormalization": ("SkipLayerNormalization", "com.microsoft"),
 }
+_FINAL = "model.norm"
 _FARTHEST = 8
 
 
+@dataclass(frozen=True)
+class Norm:
+    """A norm of the graph and the reference's.
+
+    Attributes:
+        path: of the reference's module.
+        layer: its number.
+        node: that multiplies by the weight.
+        place: of the weight among its inputs.
+        width: of what is normalised.
+        module: the reference's.
+    """
+
+    path: str
+    layer: int | None
+    node: onnx.NodeProto
+    place: int
+    width: int
+    module: Any
+
+
 def norm_differences(case: Case) -> Iterator[Difference]:
-    """Epsilon and kind of every norm that has a weight."""
+    """Epsilon and kind of every norm."""
+    for norm in (*_with_weight(case), *_without_weight(case)):
+        yield from _epsilon(case, norm)
+        yield from _kind(case, norm)
+
+
+def _is_norm(module: Any | None) -> bool:
+    return module is not None and "norm" in type(module).__name__.lower()
+
+
+def _with_weight(case: Case) -> Iterator[Norm]:
     for slot in case.slots:
         path, _, name = slot.tensor.rpartition(".")
         module = case.live.module(path)
-        if module is None or name != "weight" or "norm" not in type(module).__name__.lower():
+        if name == "weight" and _is_norm(module):
+            yield Norm(path, slot.layer, slot.use.node, slot.use.place, slot.stop - slot.start, module)
+
+
+def _without_weight(case: Case) -> Iterator[Norm]:
+    """Norms that have no weight in the checkpoint: the graph has ones, under the name that a weight would have."""
+    known = {slot.use.record.name for slot in case.slots}
+    for record in case.identity.initializers:
+        if record.name in known or record.constant is None:
             continue
-        yield from _epsilon(case, slot, path, module)
-        yield from _kind(case, slot, path, module)
+        for node, place in case.view.takers.get(record.name, ()):
+            path = _FINAL if _feeds_head(case, node) else record.name.removesuffix(".weight")
+            if node.op_type in NORMS and _is_norm(case.live.module(path)):
+                yield Norm(path, layer_of(path), node, place, record.shape[-1], case.live.module(path))
 
 
-def _epsilon(case: Case, slot: Slot, path: str, module: Any) -> Iterator[Difference]:
-    name = next((each for each in EPSILONS if isinstance(getattr(module, each, None), float)), None)
-    got = _fused_epsilon(slot) or _written_epsilon(case, slot)
-    if name is None or got is None:
+def _feeds_head(case: Case, node: onnx.NodeProto) -> bool:
+    heads = {id(slot.use.node) for slot in case.slots if slot.held == "lm_head.weight"}
+    return any(id(taker) in heads for taker, _ in case.view.takers.get(node.output[0], ()))
+
+
+def _epsilon(case: Case, norm: Norm) -> Iterator[Difference]:
+    got, wanted = _fused_epsilon(norm) or _written_epsilon(case, norm), epsilon_of(norm.module, norm.width)
+    if wanted is None or got is None:
         return
     value, output, place = got
-    wanted = float(getattr(module, name))
-    if math.isclose(value, wanted, rel_tol=1e-5):
+    if math.isclose(value, wanted, rel_tol=1e-3):
         return
     yield Difference(
         parameter="norm-epsilon",
-        where=path,
-        layer=slot.layer,
+        where=norm.path,
+        layer=norm.layer,
         package=value,
         reference=wanted,
         fact=f"epsilon is {value:.6g}, the reference's {wanted:.6g}",
-        breaks=lambda: case.live.set(module, name, value),
+        breaks=lambda: _with_epsilon(case, norm, value),
         repairs=(lambda edit: edit.set_attribute(output, "epsilon", wanted))
         if place is None
         else (lambda edit: edit.set_operand(output, place, np.array(wanted, np.float32), "epsilon")),
     )
 
 
-def _fused_epsilon(slot: Slot) -> tuple[float, str, int | None] | None:
-    node = slot.use.node
+def _with_epsilon(case: Case, norm: Norm, value: float) -> AbstractContextManager[None]:
+    name = next((each for each in EPSILONS if isinstance(getattr(norm.module, each, None), float)), None)
+    if name is not None:
+        return case.live.set(norm.module, name, value)
+    return case.live.replacing(norm.path, like(norm.module, norm.width, epsilon=value))
+
+
+def _fused_epsilon(norm: Norm) -> tuple[float, str, int | None] | None:
+    node = norm.node
     if node.op_type not in NORMS:
         return None
     return float(attributes(node).get("epsilon", 1e-5)), node.output[0], None
 
 
-def _written_epsilon(case: Case, slot: Slot) -> tuple[float, str, int | None] | None:
+def _written_epsilon(case: Case, norm: Norm) -> tuple[float, str, int | None] | None:
     """Of ``x / Sqrt(mean + epsilon) * weight``: the constant that is added before the root."""
-    node, view = slot.use.node, case.view
+    node, view = norm.node, case.view
     if node.op_type != "Mul":
         return None
-    for seen, maker in enumerate(view.behind(node.input[1 - slot.use.place])):
+    for seen, maker in enumerate(view.behind(node.input[1 - norm.place])):
         if seen > _FARTHEST:
             return None
         if maker.op_type == "Add" and (given := operand(view, maker)):
@@ -81,11 +136,11 @@ def _written_epsilon(case: Case, slot: Slot) -> tuple[float, str, int | None] | 
     return None
 
 
-def _kind(case: Case, slot: Slot, path: str, module: Any) -> Iterator[Difference]:
-    node = slot.use.node
+def _kind(case: Case, norm: Norm) -> Iterator[Difference]:
+    node = norm.node
     if node.op_type not in NORMS:
         return
-    got, wanted = node.op_type in _CENTRED, subtracts_mean(module)
+    got, wanted = node.op_type in _CENTRED, subtracts_mean(norm.module, norm.width)
     if got == wanted:
         return
     words = ("RMSNorm", "LayerNorm")
@@ -93,11 +148,11 @@ def _kind(case: Case, slot: Slot, path: str, module: Any) -> Iterator[Difference
     output = node.output[0]
     yield Difference(
         parameter="norm-kind",
-        where=path,
-        layer=slot.layer,
+        where=norm.path,
+        layer=norm.layer,
         package=words[got],
         reference=words[wanted],
         fact=f"is a {words[got]}, the reference's a {words[wanted]}",
-        breaks=lambda: case.live.replacing(path, of_other_kind(module, centred=got)),
+        breaks=lambda: case.live.replacing(norm.path, like(norm.module, norm.width, centred=got)),
         repairs=lambda edit: edit.set_operator(output, operator, domain),
     )

@@ -10,8 +10,9 @@ from paritas.audit.rope import formula
 from paritas.audit.sites import Site
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
-from paritas.diagnose.edit import Edit
+from paritas.diagnose.edit import Edit, RefusedError
 from paritas.diagnose.parameters.tables import Table, read_table
+from paritas.diagnose.subgraphs import positions
 
 Rows = NDArray[np.float32]
 _ULP = {"fp32": 2**-23, "fp16": 2**-10, "bf16": 2**-7}
@@ -82,8 +83,8 @@ def _table(case: Case, site: Site, found: list[Rotation]) -> Iterator[Difference
         return
     neighbours, table = found[0].neighbours, got
 
-    def rows(positions: NDArray[np.int64]) -> tuple[Rows, Rows]:
-        at = np.minimum(positions, count - 1)
+    def rows(places: NDArray[np.int64]) -> tuple[Rows, Rows]:
+        at = np.minimum(places, count - 1)
         return table.cos[at], table.sin[at]
 
     same = got.cos.shape[1] == wanted.cos.shape[1]
@@ -93,13 +94,22 @@ def _table(case: Case, site: Site, found: list[Rotation]) -> Iterator[Difference
         layer=site.layer,
         package=got,
         reference=wanted,
-        fact=f"rotates by {got.words()}, the reference by {wanted.words()}",
+        fact=f"rotates by {got.words()}, the reference by {wanted.words()}{_from(got, wanted)}",
         breaks=(lambda: case.live.rotating(site.layer, rows))
         if same
         else (lambda: case.live.rotating_by(site.layer, rows, neighbours=neighbours)),
         repairs=lambda edit: _write(edit, found, wanted),
         facts={"others": _others(case, site.layer, count)},
     )
+
+
+def _from(got: Table, wanted: Table) -> str:
+    """Where two tables begin to differ, where that is not at once."""
+    if got.cos.shape != wanted.cos.shape:
+        return ""
+    apart = np.maximum(np.abs(got.cos - wanted.cos), np.abs(got.sin - wanted.sin)).max(axis=1)
+    first = int(np.flatnonzero(apart > 1e-5)[0]) if (apart > 1e-5).any() else int(apart.argmax())
+    return f"; from position {first:,} on, by up to {float(apart.max()):.2g}"
 
 
 def _apart(got: Table, wanted: Table) -> bool:
@@ -150,8 +160,8 @@ def _pairing(case: Case, site: Site, found: list[Rotation]) -> Iterator[Differen
     table = found[0].table
     words = ("half a head apart", "side by side")
 
-    def rows(positions: NDArray[np.int64]) -> tuple[Rows, Rows]:
-        at = np.minimum(positions, len(table.cos) - 1)
+    def rows(places: NDArray[np.int64]) -> tuple[Rows, Rows]:
+        at = np.minimum(places, len(table.cos) - 1)
         return table.cos[at], table.sin[at]
 
     def repairs(edit: Edit) -> None:
@@ -180,16 +190,53 @@ def _absent(case: Case, site: Site) -> Difference:
         reference="rotated",
         fact="queries and keys are not rotated, the reference's are",
         breaks=lambda: case.live.unrotated(site.layer),
-        repairs=None,
+        repairs=lambda edit: _rotate(edit, case, site),
     )
+
+
+def _rotate(edit: Edit, case: Case, site: Site) -> None:
+    """Let the operator rotate, or rotate before it.
+
+    Raises:
+        RefusedError: the graph has no positions, or the reference rotates otherwise.
+    """
+    count = _positions(case)
+    right, facts = case.live.rope(site.layer, np.arange(count)), case.live.facts[site.layer]
+    if right is None:
+        raise RefusedError("the reference's rotation is no table of positions")
+    key = f"rotation {right[0].tobytes().hex()[:4096]}"
+    cos = edit.once(f"{key} cos", lambda: edit.add_initializer("cosines", right[0]))
+    sin = edit.once(f"{key} sin", lambda: edit.add_initializer("sines", right[1]))
+    output, what = site.node.output[0], f"a rotation of {count:,} positions"
+    if site.operator == "GroupQueryAttention":
+        edit.set_attribute(output, "do_rotary", 1)
+        edit.set_attribute(output, "rotary_interleaved", int(facts.neighbours))
+        edit.replace_input(output, 7, cos, what)
+        edit.replace_input(output, 8, sin, what)
+        return
+    ids = positions(edit, case)
+    for place, heads in ((0, facts.heads), (1, facts.kv_heads)):
+        values = edit.node(output).input[place]
+        attributes = {"num_heads": heads, "interleaved": int(facts.neighbours)}
+        if 2 * right[0].shape[1] != facts.head_dim:
+            attributes["rotary_embedding_dim"] = 2 * right[0].shape[1]
+        turned = edit.insert_node("RotaryEmbedding", [values, cos, sin, ids], attributes=attributes)
+        edit.replace_input(output, place, turned, what)
+
+
+def _positions(case: Case) -> int:
+    """As many as other layers have, or as the reference was made for."""
+    tables = (rotation.table for site in case.sites for rotation in rotations(case, site))
+    longest = max((len(table.cos) for table in tables), default=0)
+    return longest or case.package.context or case.truths.facts.positions or 4096
 
 
 def _unwanted(case: Case, site: Site, found: list[Rotation]) -> Difference:
     rotation = found[0]
     table = rotation.table
 
-    def rows(positions: NDArray[np.int64]) -> tuple[Rows, Rows]:
-        at = np.minimum(positions, len(table.cos) - 1)
+    def rows(places: NDArray[np.int64]) -> tuple[Rows, Rows]:
+        at = np.minimum(places, len(table.cos) - 1)
         return table.cos[at], table.sin[at]
 
     def repairs(edit: Edit) -> None:

@@ -25,14 +25,32 @@ def weight_differences(case: Case) -> Iterator[Difference]:
     for slot in case.slots:
         source = case.identity.sources[slot.tensor]
         added = reference_offset(case.live, slot.tensor)
-        wanted = _stored(source) + np.float32(added)
+        if _is_identical(slot, added):
+            continue
+        wanted = _stored(source, slot.source, slot.stop - slot.start) + np.float32(added)
         got = slot.value(case.view) + np.float32(slot.use.offset)
         if got.shape == wanted.shape and not _same(got, wanted, slot.use.record.dtype):
             yield _difference(case, slot, got, wanted, added)
 
 
-def _stored(source: Source) -> Rows:
-    return source.read(0, source.rows) if source.values is None else source.values.reshape(-1, 1)
+def _is_identical(slot: Slot, added: float) -> bool:
+    """Whether weight identity has said so: then nothing is read."""
+    held = {"identity": 0.0, "1+w": 1.0}
+    return any(
+        part.start == slot.start
+        and part.stop == slot.stop
+        and part.source == slot.source
+        and slot.tensor in (part.tensor, *part.also)
+        and not part.permuted
+        and not part.wrong
+        and held.get(part.transform, np.nan) + slot.use.offset == added
+        for part in slot.use.record.parts
+    )
+
+
+def _stored(source: Source, start: int, count: int) -> Rows:
+    values = source.read(0, source.rows) if source.values is None else source.values.reshape(-1, 1)
+    return values[start : start + count]
 
 
 def _same(got: Rows, wanted: Rows, dtype: str) -> bool:
@@ -53,10 +71,9 @@ def reference_offset(live: Live, tensor: str) -> float:
 
 def _difference(case: Case, slot: Slot, got: Rows, wanted: Rows, added: float) -> Difference:
     found = likeness(case, slot, got, wanted, added)
-    shape = case.identity.sources[slot.tensor].shape
 
     def breaks() -> AbstractContextManager[None]:
-        return case.live.holding(slot.held, (got - np.float32(added)).reshape(shape))
+        return case.live.holding(slot.held, got - np.float32(added), slot.source)
 
     def repairs(edit: Edit) -> None:
         slot.write(edit, wanted - np.float32(slot.use.offset), f"{slot.tensor}: {_changed(got, wanted)}")

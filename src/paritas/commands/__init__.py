@@ -1,0 +1,1 @@
+"""One module a command. They parse, call and print; there is no logic here."""

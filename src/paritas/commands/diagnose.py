@@ -1,0 +1,75 @@
+"""``paritas diagnose``: why a package diverges, proven, and repaired on request."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from paritas.commands.options import Against, Cache, Force, Json, PackagePath, Quiet
+from paritas.console import Screen
+from paritas.errors import Exit
+from paritas.outcome import command
+from paritas.progress import Progress
+
+
+def diagnose(
+    package: PackagePath,
+    against: Against,
+    repair: Annotated[
+        Path | None, typer.Option("--repair", metavar="OUT", help="Write the repaired package, once it is proven.")
+    ] = None,
+    cache: Cache = True,
+    force: Force = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Find out why a package diverges: where, which cause, proven by one change both ways."""
+    with command(quiet, as_json) as screen:
+        from paritas.checkpoint.opening import locate
+        from paritas.package.staging import check_output
+        from paritas.runtime.package import open_package
+
+        open_package(package)  # what is wrong with it is told before a checkpoint is looked for, maybe on the Hub
+        if repair is not None:
+            check_output(repair, force=force)
+        with screen.progress() as progress:
+            found = diagnosed(screen, package, locate(against), progress, cache=cache)
+            repaired = None if repair is None else _repaired(screen, found, repair, force, progress)
+        screen.result(found.diagnosis.summary() | ({} if repaired is None else {"repair": repaired}))
+        raise typer.Exit(Exit.DIVERGES if found.diagnosis.diverges and repaired is None else Exit.PROVEN)
+
+
+def diagnosed(screen: Screen, package: Path, checkpoint: Path, progress: Progress, *, cache: bool) -> Any:
+    """Diagnose, and show it."""
+    from paritas.diagnose.report import render
+    from paritas.diagnose.run import diagnose as run_diagnose
+
+    found = run_diagnose(package, checkpoint, progress, cache=cache)
+    if not (screen.quiet or screen.as_json):
+        screen.say(render(found.diagnosis))
+    return found
+
+
+def _repaired(screen: Screen, found: Any, out: Path, force: bool, progress: Progress) -> dict[str, Any]:
+    from paritas.diagnose.repair import write
+    from paritas.errors import ParitasError
+
+    if found.edit is None:
+        diverges = found.diagnosis.diverges
+        raise ParitasError(
+            "nothing-to-repair",
+            "no cause was found that a change of the package removes" if diverges else "the package is proven",
+            place=str(found.case.package.folder),
+            hint="The diagnosis names the smallest region that fails." if diverges else "Use it as it is.",
+        )
+    done = write(found.case, found.edit, out, force=force, progress=progress)
+    screen.say(f"\n[bold]{escape(str(done.out))}[/]: {done.evidence.verdict}, {done.evidence.worst_floors:,.1f} floors")
+    for line in done.lines:
+        screen.say(f"  {escape(line)}")
+    return {
+        "out": str(done.out),
+        "verdict": done.evidence.verdict,
+        "worst_floors": done.evidence.worst_floors,
+        "changes": list(done.lines),
+    }

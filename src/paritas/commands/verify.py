@@ -1,0 +1,96 @@
+"""``paritas verify``: anybody's package against transformers."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paritas.commands.diagnose import diagnosed
+from paritas.commands.options import (
+    Against,
+    Cache,
+    Json,
+    Junit,
+    PackagePath,
+    Power,
+    Quiet,
+    Report,
+    Runtime,
+    check_junit,
+    check_report,
+    need_runtime,
+    show_evidence,
+    write_junit,
+)
+from paritas.console import rows
+from paritas.outcome import command
+
+
+def verify(
+    package: PackagePath,
+    against: Against,
+    runtime: Annotated[
+        list[Runtime] | None, typer.Option("--runtime", help="Only this runtime; repeatable [default: both].")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Also write evidence/ into this folder."),
+    ] = None,
+    cache: Cache = True,
+    power: Power = True,
+    record: Annotated[
+        Path | None,
+        typer.Option("--replay", metavar="EVIDENCE", help="Ask what an earlier evidence.json says, and compare."),
+    ] = None,
+    junit: Junit = None,
+    report: Report = None,
+    diagnose: Annotated[
+        bool, typer.Option("--diagnose", help="If it diverges, find out why: as paritas diagnose.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Hold a package against transformers, logit by logit."""
+    with command(quiet, as_json) as screen:
+        from paritas.checkpoint.opening import locate
+        from paritas.package.staging import check_writable
+        from paritas.runtime.package import open_package
+        from paritas.verify.evidence import FILE
+        from paritas.verify.replay import read_record, replay
+        from paritas.verify.run import RUNTIMES
+        from paritas.verify.run import verify as run_verify
+        from paritas.verify.verdict import Verdict
+
+        need_runtime(runtime or ())
+        if out is not None:
+            check_writable(out / FILE)
+        if junit is not None:
+            check_junit(junit)
+        check_report(report)
+        names = {Runtime.GENAI: "onnxruntime-genai", Runtime.ONNXRUNTIME: "onnxruntime"}
+        runtimes = [names[r] for r in dict.fromkeys(runtime or ()) if r in names]
+        earlier, replayed = None if record is None else read_record(record), None
+        open_package(package)  # what is wrong with it is told before a checkpoint is looked for, maybe on the Hub
+        with screen.progress() as progress:
+            checkpoint, how = locate(against), dict[str, Any](progress=progress, cache=cache, power=power)
+            if earlier is not None:
+                replayed = replay(earlier, package, checkpoint, runtimes, **how)
+            evidence = (
+                replayed.evidence if replayed else run_verify(package, checkpoint, runtimes=runtimes or RUNTIMES, **how)
+            )
+            if report is not None:
+                from paritas.report import gather, write
+
+                write.write(gather.with_audit(evidence, package, checkpoint, progress), report)
+        if out is not None:
+            evidence.write(out)
+        write_junit([evidence], junit)
+        show_evidence(screen, [evidence])
+        summary = (replayed or evidence).summary()
+        if diagnose and evidence.verdict in (Verdict.DIVERGES, Verdict.UNEXPLAINED):
+            with screen.progress() as progress:
+                summary["diagnosis"] = diagnosed(screen, package, checkpoint, progress, cache=cache).diagnosis.summary()
+        if replayed is not None:
+            screen.table("replay, in floors", rows([row.model_dump(mode="json") for row in replayed.rows]), gap=True)
+        screen.result(summary)
+        raise typer.Exit(evidence.exit_code)
