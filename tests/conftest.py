@@ -34,7 +34,7 @@ def own_cache(shared_folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def checkpoint(shared_folder: Path) -> Callable[[str], Path]:
-    """The folder of a checkpoint of :data:`tiny.CHECKPOINTS`, by its name.
+    """The folder of a checkpoint of :func:`tiny.every`, by its name.
 
     Workers that build the same one at the same time each build it aside; the first rename wins.
     """
@@ -46,7 +46,7 @@ def checkpoint(shared_folder: Path) -> Callable[[str], Path]:
         if not final.exists():
             final.parent.mkdir(exist_ok=True)
             aside = Path(tempfile.mkdtemp(dir=final.parent)) / name
-            tiny.CHECKPOINTS[name](aside)
+            tiny.every()[name](aside)
             try:
                 aside.rename(final)
             except OSError:

@@ -129,6 +129,7 @@ DAMAGES: Mapping[str, tuple[Change, str, str]] = {
     "context": (config(model__context_length=4096), "context-beyond-tables", "has 128"),
     "length": (config(search__max_length=129), "genai-length-wrong", "129 is more than"),
     "eos": (config(model__eos_token_id=1), "eos-missing", "6 (<end_of_turn>)"),
+    "null": (config(model__pad_token_id=[0]), "genai-type-wrong", "model.pad_token_id is a list"),
     "tokenizer": (
         tokenizer(normalizer={"type": "Lowercase"}),
         "tokenizer-differs",
@@ -322,6 +323,60 @@ def test_integers_are_dequantised_and_matched_to_the_nearest(damaged: Callable[[
     assert all(r.tensors == (r.name.removesuffix("_q"),) for r in packed)
     assert all(0 < r.near[0].error < 0.15 for r in packed)
     assert found.identity.unused == ()
+
+
+@pytest.mark.parametrize("suffix", ["_s", "_q"])
+def test_a_block_of_integers_that_is_no_rounding_is_found(suffix: str, damaged: Callable[[Change], Audit]) -> None:
+    name = "model.layers.2.mlp.gate_proj.weight"
+
+    def change(folder: Path) -> None:
+        quantize(folder)
+        model = onnx.load(folder / "model.onnx")
+        (tensor,) = (t for t in model.graph.initializer if t.name == name + suffix)
+        values = onnx.numpy_helper.to_array(tensor).copy()
+        if suffix == "_s":
+            values[5 * 9 + 3] *= 3  # 72 columns are 9 blocks of 8
+        else:
+            values[5, 3] ^= 0x88
+        tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+        onnx.save(model, folder / "model.onnx")
+
+    found = damaged(change)
+    assert codes(found) == {"weight-quantised-wrong"}
+    (finding,) = (each for each in found.findings if each.severity == "error")
+    assert "1 blocks" in finding.message
+    assert "row 5, column 24" in finding.message
+
+
+def anonymous(graph: onnx.GraphProto) -> None:
+    """Initializers without names that say anything, as torch.onnx writes them."""
+    called = {tensor.name: f"val_{number}" for number, tensor in enumerate(graph.initializer)}
+    for tensor in graph.initializer:
+        tensor.name = called[tensor.name]
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            node.input[place] = called.get(name, name)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "message"),
+    [
+        ("1.self_attn.k_proj", "1.self_attn.v_proj", "takes model.layers.1.self_attn.v_proj.weight for k"),
+        ("1.self_attn.q_proj", "4.self_attn.q_proj", "attention of layer 1 takes model.layers.4.self_attn.q_proj"),
+    ],
+)
+def test_projections_exchanged_behind_names_that_say_nothing(
+    one: str, other: str, message: str, damaged: Callable[[Change], Audit]
+) -> None:
+    def change(folder: Path) -> None:
+        exchanged(f"model.layers.{one}.weight", f"model.layers.{other}.weight")(folder)
+        model = onnx.load(folder / "model.onnx")
+        anonymous(model.graph)
+        onnx.save(model, folder / "model.onnx")
+
+    found = damaged(change)
+    assert codes(found) == {"weight-swapped"}
+    assert any(message in finding.message for finding in found.findings), found.findings
 
 
 # The command, and its documents.

@@ -199,7 +199,7 @@ def without(key: str) -> Damage:
     return damage
 
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
+PROPORTIONAL = {"rope_type": "proportional", "rope_theta": 1e4}
 CONFIGS: list[tuple[str, Damage, str, tuple[str, ...]]] = [
     ("config missing", remove("config.json"), "config-missing", ("config.json",)),
     ("config cut", cut("config.json", 0.5), "json-corrupt", ("config.json", "line 1")),
@@ -218,7 +218,7 @@ CONFIGS: list[tuple[str, Damage, str, tuple[str, ...]]] = [
     ("key unread", config(frobnication=1), "config-key-unread", ("frobnication", "--ignore-key")),
     ("keys unread", config(frob=1, nication=None), "config-key-unread", ("frob, nication", "--ignore-key frob --ignore-key nication")),
     ("RoPE key unread", config(rope_scaling={"rope_type": "linear", "factor": 2.0, "beta": 1}), "config-key-unread", ("beta",)),
-    ("RoPE type unsupported", config(rope_scaling=YARN), "rope-type-unsupported", ("'yarn'", "llama3")),
+    ("RoPE type unsupported", config(rope_scaling=PROPORTIONAL), "rope-type-unsupported", ("'proportional'", "llama3")),
     ("RoPE factor missing", config(rope_scaling={"rope_type": "linear"}), "config-value-wrong", ("factor",)),
     ("RoPE factor a text", config(rope_scaling={"rope_type": "linear", "factor": "8"}), "config-value-wrong", ("'8'",)),
     ("RoPE a text", config(rope_scaling="linear"), "config-value-wrong", ("rope_scaling", "'linear'")),

@@ -145,13 +145,17 @@ def test_an_unproven_package_gets_no_name(
             self.verdict = Verdict(verdict)
             self.exit_code = 0 if verdict == "proven" else 1
 
-        def write(self, folder: Path) -> None:
-            (folder / "evidence" / "evidence.json").write_text("{}")
+        def write(self, folder: Path) -> Path:
+            file = folder / "evidence" / "evidence.json"
+            file.write_text("{}")
+            return file
 
         def summary(self) -> dict[str, str]:
             return {"verdict": verdict}
 
     monkeypatch.setattr("paritas.verify.run.verify", lambda *_, **__: Evidence())
+    monkeypatch.setattr("paritas.report.gather.of_export", lambda *_: None)
+    monkeypatch.setattr("paritas.report.write.to_html", lambda _: "a page")
     out = tmp_path / "out"
     result = paritas("export", model, out, "--json", *words)
     told = json.loads(result.stdout)

@@ -15,13 +15,22 @@ from paritas.audit.view import View
 from paritas.checkpoint import open_checkpoint
 from paritas.diagnose.align import Alignment, align
 from paritas.diagnose.capture import LOGITS, Captured, capture
+from paritas.diagnose.depth import by_depth
 from paritas.diagnose.diagnosis import RegionError
-from paritas.diagnose.reset import reset
+from paritas.diagnose.extract import extract
+from paritas.diagnose.fused import ThreeWay, three_way
+from paritas.diagnose.reset import reset, whole
 from paritas.diagnose.rounding import Rows, rounding
+from paritas.diagnose.runtime_bisect import bisect
+from paritas.diagnose.semantics import STATEMENTS
+from paritas.diagnose.session import Session, feeds
+from paritas.diagnose.tapping import tap_command
 from paritas.diagnose.taps import BUDGET, tap
+from paritas.errors import ParitasError
 from paritas.export import export
 from paritas.plan import Options
 from paritas.runtime.package import Package, open_package
+from paritas.runtime.ports import read_ports
 from paritas.spec import Activation, Layer
 from paritas.targets import TARGETS
 from paritas.verify.loading import load_reference
@@ -198,3 +207,115 @@ def test_taps_change_nothing_and_come_in_batches(faulty: Callable[..., Path]) ->
         assert all(np.array_equal(array, other[name]) for name, array in one.items())
     expected = asked("kept-gemma3").captured.prefill.points[LOGITS]
     assert np.abs(whole.logits[0] - expected).max() < 1e-5
+
+
+def every_operator(checkpoint: str, package: Path) -> tuple[ThreeWay, ...]:
+    opened, alignment = aligned(checkpoint, package)
+    names = {name for region in alignment.regions for name in region.names}
+    return three_way(opened, alignment, asked(checkpoint).captured, asked(checkpoint).rounded, names)
+
+
+@pytest.mark.parametrize(
+    ("target", "operators"),
+    [
+        ("ort", {"GroupQueryAttention", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "Gelu"}),
+        ("onnx", {"Attention", "RotaryEmbedding", "RMSNormalization", "Gelu"}),
+    ],
+)
+def test_kernels_compute_what_their_operators_are_documented_to(
+    faulty: Callable[..., Path], target: str, operators: set[str]
+) -> None:
+    found = every_operator("kept-gemma3", faulty(target=target))
+    assert {each.operator for each in found} == operators
+    assert not [each for each in found if each.unstated or each.runtime_is_wrong or each.exporter_is_wrong]
+
+
+def test_wrong_weights_of_a_fused_norm_are_the_exporters_fault() -> None:
+    found = every_operator("kept-gemma2", DATA / "builder" / "kept-gemma2")  # its caches keep to the window
+    assert {each.operator for each in found if each.exporter_is_wrong} == {
+        "SimplifiedLayerNormalization",
+        "SkipSimplifiedLayerNormalization",
+    }
+    assert not [each for each in found if each.unstated or each.runtime_is_wrong]
+
+
+def test_a_kernel_that_is_not_what_is_documented_is_the_runtimes_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = ("com.microsoft", "GroupQueryAttention")
+    right = STATEMENTS[key]
+    monkeypatch.setitem(STATEMENTS, key, lambda inputs, values: right(inputs, {**values, "scale": 0.2}))  # type: ignore[arg-type]
+    found = every_operator("kept-llama", DATA / "builder" / "kept-llama")
+    assert {each.operator for each in found if each.runtime_is_wrong} == {"GroupQueryAttention"}
+
+
+def test_depth_shows_the_layer_at_which_the_error_begins(faulty: Callable[..., Path]) -> None:
+    change = in_layer(1, lambda layer: replace(layer, mixer=replace(layer.attention, scale=0.24)))
+    opened, alignment = aligned("kept-gemma3", faulty(change))
+    model, captured, _ = asked("kept-gemma3")
+    found = by_depth(opened, alignment, captured, model, whole(opened, alignment, captured))
+    assert [each.layer for each in found] == [-1, 0, 1]
+    assert all(len(each.positions) == PREFILL for each in found)
+    assert max(found[0].error, found[1].error) < 1e-4 < 1e-2 < found[2].error
+
+
+def test_no_setting_of_the_runtime_makes_an_exporters_fault_vanish(faulty: Callable[..., Path]) -> None:
+    change = in_layer(1, lambda layer: replace(layer, mixer=replace(layer.attention, scale=0.24)))
+    before, knobs = bisect(open_package(faulty(change)), asked("kept-gemma3").captured)
+    assert before > 1e-2
+    assert {knob.setting for knob in knobs} >= {"graph optimisation: off", "one thread for all"}
+    assert not [knob for knob in knobs if knob.vanishes or knob.refused]
+
+
+def test_an_extract_computes_what_the_whole_graph_does(faulty: Callable[..., Path]) -> None:
+    opened, alignment = aligned("kept-gemma3", faulty())
+    (region,) = (r for r in alignment.regions if r.names == ("model.layers.1.mlp[activation]",))
+    values = tap(opened, IDS, [*region.inputs, region.cut.value]).passes[0]
+    part = extract(alignment.proto, region.inputs, [region.cut.value])
+    assert [node.op_type for node in part.proto.graph.node] == ["Gelu", "Mul"]
+    again = Session(part.proto, opened.model).run(values, [region.cut.value])
+    assert np.allclose(again[region.cut.value], values[region.cut.value], rtol=1e-6, atol=0)
+
+
+def test_an_extract_keeps_weights_where_they_are(faulty: Callable[..., Path]) -> None:
+    opened, alignment = aligned("kept-gemma3", faulty())
+    logits = read_ports(opened.model).logits
+    part = extract(alignment.proto, [], [logits])
+    outside = [each.name for each in part.proto.graph.initializer if each.data_location == onnx.TensorProto.EXTERNAL]
+    assert {"model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight"} <= set(outside)
+    given = Session(part.proto, opened.model).run(feeds(read_ports(opened.model), IDS, 0, {}), [logits])
+    assert np.array_equal(given[logits], tap(opened, IDS, [logits]).passes[0][logits])
+
+
+def test_tap_tells_numbers_and_writes_arrays(tmp_path: Path) -> None:
+    package, out = DATA / "builder" / "kept-llama", tmp_path / "values.npz"
+    report = tap_command(package, ["*input_layernorm/output_0", "logits"], ids=[5, 6, 7], out=out)
+    assert [value.name for value in report.values] == [
+        "/model/layers.0/input_layernorm/output_0",
+        "/model/layers.1/input_layernorm/output_0",
+        "logits",
+    ]
+    assert report.undisturbed
+    norm, *_, logits = report.values
+    assert (norm.operator, norm.shape, norm.bad) == ("SimplifiedLayerNormalization", (1, 3, 42), 0)
+    with np.load(out) as arrays:
+        assert set(arrays) == {value.name for value in report.values}
+        assert arrays["logits"].max() == pytest.approx(logits.maximum)
+        assert np.linalg.norm(arrays[norm.name]) == pytest.approx(norm.norm)
+    assert report.summary()["values"][2]["shape"] == (1, 3, 331)
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "hint"),
+    [
+        ({"at": ["logit"], "ids": [5]}, "tap-value-unknown", "logits"),
+        ({"at": ["logits"]}, "tap-tokens-unclear", "--ids or --prompt"),
+        ({"at": ["logits"], "ids": [5], "prompt": "five"}, "tap-tokens-unclear", "--ids or --prompt"),
+        ({"at": ["logits"], "ids": [331]}, "tap-token-unknown", "0 to 330"),
+        ({"at": ["logits"], "ids": []}, "prompt-empty", "one at least"),
+        ({"at": ["logits"], "ids": [5], "out": Path("/nowhere/values.npz")}, "output-unwritable", "another file"),
+    ],
+)
+def test_tap_refuses_what_a_person_may_get_wrong(given: dict[str, Any], code: str, hint: str) -> None:
+    with pytest.raises(ParitasError) as error:
+        tap_command(DATA / "builder" / "kept-llama", **given)
+    assert error.value.code == code
+    assert hint in error.value.hint

@@ -22,9 +22,9 @@ from paritas.export import export
 from paritas.graph import mlp
 from paritas.graph.builder import Graph
 from paritas.plan import Options
-from paritas.spec import Activation, Attention, Decoder, Layer, Linear, Norm
+from paritas.spec import Activation, Attention, Decoder, Layer, Linear, Norm, QkNorm
 from paritas.targets import TARGETS
-from paritas.targets import onnx as onnx_target
+from paritas.targets import rotary, standard
 from paritas.verify.evidence import Evidence
 from paritas.verify.verdict import Verdict
 from paritas.weights import Weight
@@ -63,7 +63,7 @@ def in_attention(kind: str = "", **change: Callable[[Attention], Any]) -> Fault:
 
     def changed(layer: Layer) -> Layer:
         values = {name: value(layer.attention) for name, value in change.items()}
-        return replace(layer, attention=replace(layer.attention, **values))
+        return replace(layer, mixer=replace(layer.attention, **values))
 
     return in_layers(changed, kind)
 
@@ -89,8 +89,8 @@ def in_every_norm(**change: Callable[[Norm], float]) -> Fault:
         return replace(norm, **{name: value(norm) for name, value in change.items()})
 
     def layer(one: Layer) -> Layer:
-        of_heads = one.attention.qk_norm and changed(one.attention.qk_norm)
-        return replace(one, norm=changed(one.norm), attention=replace(one.attention, qk_norm=of_heads))
+        of_heads = one.attention.qk_norm and QkNorm(changed(one.attention.qk_norm.norm))
+        return replace(one, norm=changed(one.norm), mixer=replace(one.attention, qk_norm=of_heads))
 
     return in_spec(
         lambda spec: replace(spec, norm=changed(spec.norm), layers=tuple(layer(each) for each in spec.layers))
@@ -149,33 +149,33 @@ def interleave(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def positions_forget_the_past(patch: pytest.MonkeyPatch) -> None:
-    positions = onnx_target._positions
+    positions = rotary.positions
 
     def wrong(graph: Graph, ids: Any, mask: Any) -> Any:
         op, length = graph.op, graph.op.Shape(ids, start=1, end=2)
         end, axis = graph.constant(np.array([2**31]), "end"), graph.constant(np.array([1]), "axis.1")
         return positions(graph, ids, op.Slice(mask, op.Neg(length), end, axis))
 
-    patch.setattr(onnx_target, "_positions", wrong)
+    patch.setattr(rotary, "positions", wrong)
 
 
 def padding_is_seen(patch: pytest.MonkeyPatch) -> None:
-    masks = onnx_target._masks
+    masks = standard.masks
 
     def wrong(graph: Graph, ids: Any, mask: Any, windows: set[int | None]) -> Any:
         return masks(graph, ids, graph.op.Max(mask, graph.constant(np.array(1), "one")), windows)
 
-    patch.setattr(onnx_target, "_masks", wrong)
+    patch.setattr(standard, "masks", wrong)
 
 
 def later_tokens_are_seen(patch: pytest.MonkeyPatch) -> None:
-    masks = onnx_target._masks
+    masks = standard.masks
 
     def wrong(graph: Graph, *given: Any) -> Any:
         everything = graph.constant(np.array(True), "true")
         return {window: graph.op.Or(mask, everything) for window, mask in masks(graph, *given).items()}
 
-    patch.setattr(onnx_target, "_masks", wrong)
+    patch.setattr(standard, "masks", wrong)
 
 
 def gate_and_up_swapped(patch: pytest.MonkeyPatch) -> None:

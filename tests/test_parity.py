@@ -19,7 +19,24 @@ from paritas.verify.run import RUNTIMES
 from paritas.verify.verdict import PROVEN_FLOORS, Verdict
 
 RAW = ("onnxruntime",)
-IN_BOTH_RUNTIMES = {("llama", "ort"), ("gemma3", "ort"), ("gemma3", "onnx")}
+IN_BOTH_RUNTIMES = {("gemma3", "onnx")} | {
+    (name, "ort")  # one for each model.type that ORT GenAI has, and one for each way to write attention
+    for name in (
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "granite",
+        "llama",
+        "llama-heads-of-20",
+        "mistral-window",
+        "nemotron",
+        "phi3-longrope",
+        "phi3-window",
+        "qwen2-window",
+        "qwen3-yarn",
+        "smollm3-window",
+    )
+}
 ASKED = {"short", "decode", "chunks", "greedy", "padding", "padding-right", "causality", "cache"}
 OF_BATCHES = {"padding", "padding-right"}
 
@@ -48,7 +65,6 @@ def test_an_export_is_proven_by_every_probe(
     record_property("measured", f"{evidence.worst_floors:.2f} floors, {', '.join(runtimes)}")
     asked = ASKED | _crossing(checkpoint(name))
     fused = "GroupQueryAttention" in _operators(tmp_path / "package")
-    assert fused == (target == "ort" and name != "llama-heads-of-20")
     assert {(p.runtime, p.id) for p in evidence.probes} == {(r, p) for r in runtimes for p in asked}
     for probe in evidence.probes:
         if not _cannot(probe, fused):
@@ -86,6 +102,29 @@ def _cannot(probe: ProbeRecord, fused: bool) -> bool:
     assert probe.verdict is Verdict.NOT_TESTED
     assert probe.reason
     return True
+
+
+@pytest.mark.parametrize(
+    ("name", "operators", "why"),
+    [
+        ("nemotron-wide", {"GroupQueryAttention"}, ""),
+        ("nemotron", {"RotaryEmbedding", "GroupQueryAttention"}, "not 8 of 16"),
+        ("llama-heads-of-24", {"RotaryEmbedding", "GroupQueryAttention"}, "not 24 of 24"),
+        ("llama-dynamic", {"RotaryEmbedding", "GroupQueryAttention"}, "changes with the length"),
+        ("phi3-longrope", {"RotaryEmbedding", "GroupQueryAttention"}, "changes with the length"),
+        ("llama-heads-of-20", {"RotaryEmbedding", "Attention"}, "no heads of 20"),
+    ],
+)
+def test_what_the_fused_operator_cannot_do_is_written_in_others_and_recorded(
+    name: str, operators: set[str], why: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    export(checkpoint(name), tmp_path / "package", TARGETS["ort"])
+    package = tmp_path / "package"
+    assert _operators(package) & {"RotaryEmbedding", "GroupQueryAttention", "Attention"} == operators
+    fallbacks = json.loads((package / "evidence" / "export.json").read_text())["fallbacks"]
+    assert [why in reason for reason in fallbacks] == [True] * bool(why)
+    shared = json.loads((package / "genai_config.json").read_text())["search"]["past_present_share_buffer"]
+    assert shared == ("GroupQueryAttention" in operators)
 
 
 @pytest.mark.parametrize("target", TARGETS)

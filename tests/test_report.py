@@ -20,7 +20,17 @@ from paritas.report.html import to_html
 from paritas.report.model import Heatmap, Power, Probes, Report, Surroundings, Tokens, Triage, Weights
 from paritas.report.words import no_words, words_of
 from paritas.report.write import to_json, write
-from paritas.verify.evidence import Choices, Differences, Evidence, Finding, ProbeRecord, SequenceRecord
+from paritas.verify.evidence import (
+    Choices,
+    Differences,
+    Evidence,
+    Finding,
+    MatrixRecord,
+    PrecisionRecord,
+    ProbeRecord,
+    QualityRecord,
+    SequenceRecord,
+)
 from paritas.verify.verdict import PROVEN_FLOORS, Verdict
 from reports import KIND, KINDS, Reports, reports_in
 from tiny import WINDOW
@@ -212,7 +222,7 @@ def test_a_near_tie_is_shown_with_its_gap_and_both_tokens(reports: Reports) -> N
     assert first.gap > 0
     page = to_html(of_verification(evidence, "ties"))
     assert page.count("<strong>near tie</strong>") == page.count("<strong>different</strong>") == 2
-    assert "36 of 40 identical, 2 near ties, 2 different" in page
+    assert "18 of 20 identical, 1 near tie, 1 different" in page
 
 
 def with_choices(record: ProbeRecord) -> ProbeRecord:
@@ -249,6 +259,50 @@ def test_what_could_not_be_audited_says_why(reports: Reports) -> None:
     assert weights.reason is not None
     assert "shard-missing" in weights.reason
     assert "could not be audited: shard-missing" in to_html(report)
+
+
+def test_precision_is_a_section_where_not_all_is_fp32(reports: Reports) -> None:
+    evidence = reports("right").evidence
+    plain = PrecisionRecord(formats={"fp32": 93}, arithmetic=(), compared="as it is", verdict=None)
+    kinds = [s.kind for s in of_verification(evidence.model_copy(update={"precision": plain}), "fp32").sections]
+    assert "precision" not in kinds
+    matrices = (
+        MatrixRecord(
+            stored="q_proj.Q4", parameters=("model.q_proj.weight",), format="int4 in 32", error=0.1, steps=0.5
+        ),
+        MatrixRecord(stored="odd.Q4", parameters=(), format="int4 in 32", fault="it is near no parameter"),
+    )
+    quality = QualityRecord(
+        part="weights", compared="int4", positions=700, difference=0.5, kl=1.5e-3, kl_error=1e-4, kl_p99=0.01,
+        kl_max=0.2, top1=0.987, flips=3, perplexity=1.0123,
+    )  # fmt: skip
+    mixed = PrecisionRecord(
+        formats={"int4 in 32": 2}, arithmetic=("fp16",), compared="with its own weights", verdict=Verdict.DIVERGES,
+        matrices=matrices, quality=(quality,),
+    )  # fmt: skip
+    report = of_verification(evidence.model_copy(update={"precision": mixed}), "int4")
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(to_json(report)))
+    text = " ".join(Page(to_html(report)).text.split())
+    for told in (
+        "int4 in 32 × 2",
+        "98.7 %",
+        "1.5e-3 ± 1.0e-4",
+        "× 1.0123",
+        "2 weights of integers, 1 faulty",
+        "near no",
+    ):
+        assert told in text
+
+
+def test_wrong_stored_weights_are_told_before_the_logits(reports: Reports) -> None:
+    stored = PrecisionRecord(
+        formats={"int4": 2}, arithmetic=(), compared="its own", verdict=Verdict.DIVERGES, reason="two are swapped"
+    )
+    evidence = reports("right").evidence.model_copy(update={"verdict": Verdict.DIVERGES, "precision": stored})
+    report = of_verification(evidence, "int4")
+    assert report.headline == "The stored weights are not right: two are swapped"
+    (triage,) = (section for section in report.sections if isinstance(section, Triage))
+    assert "two are swapped" in triage.steps[1]
 
 
 def test_power_has_the_faintest_first_and_the_environment_the_hashes(reports: Reports) -> None:

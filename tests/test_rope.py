@@ -6,12 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma3TextConfig, LlamaConfig
+from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from paritas.graph.rope import inverse_frequencies, tables
-from paritas.spec import Linear, Llama3, Rope
+from paritas.config import Config
+from paritas.graph.rope import far, inverse_frequencies, stacked_tables, switch, tables
+from paritas.spec import Linear, Llama3, LongRope, Rope
 
 ROWS = 16_384
 LAST_BIT = 2.0**-24  # of a cosine in [0.5, 1)
@@ -143,6 +145,80 @@ def test_llama3_bands_of_every_common_theta_and_width(theta: float, dim: int, sc
     )()
     ours = inverse_frequencies(Rope(theta, dim, scaling))
     np.testing.assert_array_equal(ours.view(np.int32), theirs.inv_freq.numpy().view(np.int32))
+
+
+@same_kernels
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("context", [32, 4096, 32_768])
+@pytest.mark.parametrize("dim", [16, 64, 96, 128])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"beta_fast": 2.5, "beta_slow": 0.5, "truncate": False},
+        {"mscale": 1.3, "mscale_all_dim": 0.7},
+        {"mscale": 1.3},
+        {"attention_factor": 1.23},
+        {"factor": 1.0},
+    ],
+    ids=["plain", "betas", "both mscales", "one mscale", "attention factor", "factor 1"],
+)
+def test_yarn_of_every_width_and_option(context: int, dim: int, more: dict[str, object]) -> None:
+    for theta in (5e3, 1e4, 5e5, 1e6):
+        said = {"rope_type": "yarn", "rope_theta": theta, "factor": 4.0, "original_max_position_embeddings": context}
+        module = llama(dim, **said | more)()
+        rope = Config({"rope_parameters": said | more}).rope(dim, 1e4, 4 * context)
+        np.testing.assert_array_equal(inverse_frequencies(rope), module.inv_freq.numpy())
+        assert rope.attention_factor == module.attention_scaling
+
+
+@same_kernels
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", [1.0, 0.75, 0.5])
+@pytest.mark.parametrize(("original", "context"), [(64, 256), (4096, 131_072), (4096, 4096)])
+def test_longrope_on_both_sides_of_its_switch(part: float, original: int, context: int) -> None:
+    head_dim = 96
+    pairs = int(head_dim * part) // 2
+    factors = {"short_factor": np.linspace(1, 2, pairs).tolist(), "long_factor": np.geomspace(1, 60, pairs).tolist()}
+    said = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": part, **factors}
+    rope = Config({"rope_parameters": dict(said)}).rope(head_dim, 1e4, context, default_partial=1.0, original=original)
+    config = Phi3Config(
+        hidden_size=4 * head_dim,
+        num_attention_heads=4,
+        max_position_embeddings=context,
+        original_max_position_embeddings=original,
+        rope_parameters=said,
+    )
+    module = Phi3RotaryEmbedding(config)
+    assert rope.attention_factor == module.attention_scaling
+    for length, side in ((original, rope), (original + 1, far(rope))):
+        cos, sin = module(torch.zeros(1), torch.arange(length)[None])
+        np.testing.assert_array_equal(inverse_frequencies(side), module.inv_freq.numpy())
+        for mine, full in zip(tables(side, 0, length), (cos, sin), strict=True):
+            assert np.abs(mine - full[0, :, :pairs].numpy()).max() <= 2 * LAST_BIT * rope.attention_factor
+
+
+@same_kernels
+@pytest.mark.parametrize("factor", [1.1, 2.5, 3.3, 4.0])
+@pytest.mark.parametrize("dim", [16, 64, 128])
+def test_dynamic_scaling_at_every_kind_of_length(factor: float, dim: int) -> None:
+    said = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": factor}
+    rope = Config({"rope_parameters": said}).rope(dim, 1e4, 64)
+    for length in (1, 63, 64, 65, 71, 120):
+        module = LlamaRotaryEmbedding(LlamaConfig(head_dim=dim, max_position_embeddings=64, rope_parameters=dict(said)))
+        module(torch.zeros(1), torch.arange(length)[None])
+        np.testing.assert_array_equal(inverse_frequencies(rope, length), module.inv_freq.numpy())
+
+
+def test_a_graph_holds_the_near_rows_before_the_far_ones() -> None:
+    rope = Rope(1e4, 8, LongRope((1.0, 1.5, 2.0, 2.5), (2.0, 4.0, 8.0, 16.0), 16, 1.2))
+    assert (switch(rope, 64), switch(rope, 16), switch(rope, 8), switch(Rope(1e4, 8), 64)) == (16, None, None, None)
+    whole = stacked_tables(rope, 64, 0, 80)
+    for part, near, beyond in zip(whole, tables(rope, 0, 16), tables(far(rope), 0, 64), strict=True):
+        np.testing.assert_array_equal(part, np.concatenate([near, beyond]))
+    for block in ((0, 10), (10, 20), (16, 17), (30, 80)):
+        for part, full in zip(stacked_tables(rope, 64, *block), whole, strict=True):
+            np.testing.assert_array_equal(part, full[slice(*block)])
 
 
 def test_a_row_does_not_depend_on_the_block_it_is_asked_in() -> None:

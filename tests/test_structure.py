@@ -44,7 +44,23 @@ ALLOWED = {
         "paritas.errors",
         "paritas.progress",
     ),
+    "paritas.report": (
+        "paritas.audit",
+        "paritas.verify",
+        "paritas.checkpoint",
+        "paritas.errors",
+        "paritas.progress",
+    ),
     "paritas.verify": ("paritas.runtime", "paritas.checkpoint", "paritas.errors", "paritas.progress"),
+    "paritas.diagnose": (
+        "paritas.verify",
+        "paritas.audit",
+        "paritas.runtime",
+        "paritas.checkpoint",
+        "paritas.package.staging",
+        "paritas.errors",
+        "paritas.progress",
+    ),
 }
 
 
@@ -61,9 +77,10 @@ def test_a_package_imports_only_what_it_may(package: str) -> None:
     assert not outside
 
 
-def test_torch_and_transformers_are_imported_by_verify_alone_and_lazily() -> None:
+def test_torch_and_transformers_are_imported_by_verify_and_diagnose_alone_and_lazily() -> None:
     importers = {module for module in MODULES if FRAMEWORKS & {name.split(".")[0] for name in imports(module)}}
-    assert {module for module in importers if not within(module, "paritas.verify")} == set()
+    outside = {m for m in importers if not within(m, "paritas.verify") and not within(m, "paritas.diagnose")}
+    assert outside == set()
     lazily = {module for module in MODULES if FRAMEWORKS & {name.split(".")[0] for name in imports(module, top=True)}}
     assert lazily == set()
 

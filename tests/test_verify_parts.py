@@ -182,8 +182,29 @@ def test_signatures(bad: dict[str, int], says: str | None) -> None:
 # --- probes
 
 
-def plan_of(vocab: int = 1000, positions: int | None = 4096, windows: Sequence[int] = ()):
-    return make_plan(Facts(vocab, positions, tuple(windows), frozenset()), RandomIds(vocab))
+def plan_of(
+    vocab: int = 1000, positions: int | None = 4096, windows: Sequence[int] = (), switches: tuple[int, ...] = ()
+):
+    return make_plan(Facts(vocab, positions, tuple(windows), frozenset(), switches), RandomIds(vocab))
+
+
+def test_every_switch_is_crossed() -> None:
+    plan = plan_of(switches=(64, 512))
+    lengths = {sequence.name: (sequence.prefill, len(sequence.ids)) for sequence in plan.sequences}
+    assert {"switch", "switch-decode", "switch-2", "switch-decode-2"} <= {probe.id for probe in plan.probes}
+    for name, switch in (("switch-decode", 64), ("switch-decode-2", 512)):
+        assert lengths[name][0] <= switch < lengths[name][1]
+    assert signature([Place("short", None), Place("switch-2", 512), Place("switch-decode-2", 512)], [], (64, 512)) == (
+        "only beyond the length at which RoPE changes: long RoPE"
+    )
+
+
+def test_a_model_of_one_position_is_asked_what_can_be_asked() -> None:
+    plan = plan_of(positions=1)
+    assert {len(sequence.ids) for sequence in plan.sequences} == {1}
+    obstacles = {probe.id: probe.obstacle for probe in plan.probes}
+    assert obstacles["short"] is None
+    assert obstacles["decode"] == obstacles["causality"] == "there is room for one token alone"
 
 
 @given(

@@ -207,8 +207,10 @@ def randomize(model: PreTrainedModel) -> None:
 
 
 def spread(name: str, parameter: torch.Tensor) -> float:
-    if parameter.ndim == 1:
+    if parameter.ndim == 1 or name.endswith("bias"):
         return 0.3
+    if "experts" in name:  # [experts, outputs, inputs]
+        return parameter.shape[-1] ** -0.5
     return 0.15 if "embed" in name else parameter[0].numel() ** -0.5
 
 

@@ -4,6 +4,7 @@ Where a class derives the width of a head from hidden / heads, hidden is 98 and 
 heads * head_dim is not hidden.
 """
 
+import json
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -93,6 +94,15 @@ def llama(**changes: Any) -> Callable[[Path], None]:
     return lambda folder: tiny_llama(folder, **deepcopy(changes))
 
 
+def without_partial(folder: Path) -> None:
+    """Nemotron as published files may be: the part of each head that is rotated is left to the class."""
+    of(NemotronConfig, **NEMOTRON)(folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"]["partial_rotary_factor"]
+    assert "partial_rotary_factor" not in config
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 CHECKPOINTS: dict[str, Callable[[Path], None]] = {
     "llama-yarn": llama(rope_parameters=YARN | BETAS),
     "llama-dynamic": llama(rope_parameters=DYNAMIC, max_position_embeddings=CONTEXT // 2),
@@ -116,6 +126,7 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
     "mistral-window": of(MistralConfig, **COMMON, sliding_window=WINDOW),
     "nemotron": of(NemotronConfig, **NEMOTRON, **BIASES),
     "nemotron-wide": of(NemotronConfig, **NEMOTRON | {"head_dim": 32, "partial_rotary_factor": 0.5}),
+    "nemotron-unsaid": without_partial,
     "olmo2": of(Olmo2Config, **COMMON, **UNTIED, attention_bias=True),
     "phi3": of(Phi3Config, **PHI3, original_max_position_embeddings=CONTEXT),
     "phi3-window": of(Phi3Config, **PHI3 | {"tie_word_embeddings": True}, sliding_window=WINDOW),

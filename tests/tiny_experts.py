@@ -52,6 +52,7 @@ MIXTRAL = WIDE_HEADS | {"num_local_experts": 5, "sliding_window": WINDOW}
 QWEN2_MOE = SPARSE | SLIDING | {"num_hidden_layers": 3, "shared_expert_intermediate_size": 24, "max_window_layers": 1}
 QWEN2_MOE |= {"mlp_only_layers": [1], "decoder_sparse_step": 1, "head_dim": HEAD_DIM}
 QWEN3_MOE = WIDE_HEADS | SPARSE | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "tie_word_embeddings": True}
+OLMOE = {"num_experts": 5, "hidden_size": 6 * HEAD_DIM}  # it has no head_dim of its own
 GRANITE_MOE = WIDE_HEADS | {
     "num_local_experts": 5,
     "embedding_multiplier": 7.0,
@@ -69,8 +70,8 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
     "qwen2_moe-normalized": written(Qwen2MoeConfig, QWEN2_MOE | {"norm_topk_prob": True, "qkv_bias": False}),
     "qwen3_moe": written(Qwen3MoeConfig, QWEN3_MOE | {"norm_topk_prob": True}),
     "qwen3_moe-sliding": written(Qwen3MoeConfig, QWEN3_MOE | SLIDING | {"attention_bias": True}),
-    "olmoe": written(OlmoeConfig, {"num_experts": 5, "clip_qkv": 1.1}),
-    "olmoe-normalized": written(OlmoeConfig, {"num_experts": 5, "norm_topk_prob": True, "hidden_size": 96}),
+    "olmoe": written(OlmoeConfig, OLMOE | {"clip_qkv": 1.1}),
+    "olmoe-normalized": written(OlmoeConfig, OLMOE | {"norm_topk_prob": True, "attention_bias": True}),
     "granitemoe": written(GraniteMoeConfig, GRANITE_MOE),
     "gpt_oss": written(GptOssConfig, GPT_OSS | {"swiglu_alpha": 1.3, "swiglu_limit": 0.9}),
 }

@@ -16,6 +16,7 @@ from transformers import (
     CohereConfig,
     Ernie4_5Config,
     Exaone4Config,
+    ExaoneConfig,
     FalconConfig,
     Glm4Config,
     GlmConfig,
@@ -23,6 +24,8 @@ from transformers import (
     GPTNeoXConfig,
     HeliumConfig,
     HunYuanDenseV1Config,
+    InternLM3Config,
+    Jais2Config,
     MinistralConfig,
     Olmo3Config,
     OlmoConfig,
@@ -30,9 +33,10 @@ from transformers import (
     SeedOssConfig,
     StableLmConfig,
     Starcoder2Config,
+    VaultGemmaConfig,
 )
 
-from tiny import CONTEXT, HIDDEN, LINEAR, LLAMA3, TOKEN_IDS, VOCAB, WEIGHTS, WINDOW
+from tiny import CONTEXT, HIDDEN, LINEAR, LLAMA3, TOKEN_IDS, TURN_END, TURNS, VOCAB, WEIGHTS, WINDOW
 from tiny_dense import COMMON, DYNAMIC, THETA, UNTIED, YARN, of
 
 
@@ -104,6 +108,30 @@ def pythia(name: str) -> str:
     return name.replace("lm_head.", "embed_out.")
 
 
+EXAONE_NAMES = {
+    "model.layers.": "transformer.h.",
+    "model.embed_tokens.": "transformer.wte.",
+    "model.norm.": "transformer.ln_f.",
+    ".self_attn.": ".attn.attention.",
+    ".o_proj.": ".out_proj.",
+    ".input_layernorm.": ".ln_1.",
+    ".post_attention_layernorm.": ".ln_2.",
+    ".gate_proj.": ".c_fc_0.",
+    ".up_proj.": ".c_fc_1.",
+    ".down_proj.": ".c_proj.",
+}
+
+
+def old_exaone(name: str) -> str:
+    for new, old in EXAONE_NAMES.items():
+        name = name.replace(new, old)
+    return name
+
+
+def renamed_keys(values: dict[str, Any], **names: str) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in values.items()}
+
+
 PYTHIA_BUFFERS = {
     f"gpt_neox.layers.{layer}.attention.{name}": value
     for layer in range(3)
@@ -162,7 +190,6 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
     "exaone4": of(Exaone4Config, **COMMON, **UNTIED, **WINDOWS),
     "exaone4-full": of(
         Exaone4Config,
-        FalconConfig,
         **changed(COMMON, rope_parameters=LLAMA3),
         sliding_window=None,
         layer_types=["full_attention"] * 3,
@@ -188,5 +215,25 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
     ),
     "falcon-sequential": of(
         FalconConfig, **changed(FALCON, hidden_size=96), multi_query=False, parallel_attn=False, bias=True
+    ),
+    "exaone": of(ExaoneConfig, **changed(COMMON, hidden_size=102), **UNTIED, attention_bias=True, mlp_bias=True),
+    "exaone-original": rewritten(
+        of(ExaoneConfig, **changed(COMMON, hidden_size=102, rope_parameters=LLAMA3, hidden_act="gelu")),
+        old_exaone,
+        config=lambda values: renamed_keys(
+            values, rms_norm_eps="layer_norm_epsilon", hidden_act="activation_function", num_hidden_layers="num_layers"
+        ),
+    ),
+    "internlm3": of(InternLM3Config, **changed(COMMON, hidden_size=102), **UNTIED, qkv_bias=True, bias=True),
+    "jais2": of(Jais2Config, **changed(LAYER_NORM, hidden_size=102), **UNTIED),
+    "vaultgemma": of(
+        VaultGemmaConfig,
+        TURNS,
+        TURN_END,
+        **changed(COMMON, hidden_size=102),
+        **WINDOWS,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=5.0,
     ),
 }

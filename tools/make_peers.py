@@ -79,14 +79,24 @@ def _optimum(task: str, cases: tuple[str, ...] | None = None) -> Exporter:
     return Exporter("optimum", "optimum.commands.optimum_cli", arguments, cases, "transformers-4")
 
 
+ROUNDED = ("llama", "llama-biased", "gemma2", "granite", "qwen3")
+"""Checkpoints that are exported in less than fp32 too; see tests/test_precision.py."""
+
 EXPORTERS = {
     "builder": _builder("-p", "fp32"),
     "builder-growing": _builder("-p", "fp32", "--extra_options", "windowed_kv_cache=false"),
-    "builder-fp16": _builder("-p", "fp16", cases=("llama", "gemma2", "kept-llama")),
-    "builder-int4": _builder("-p", "int4", cases=("llama", "gemma2", "kept-llama")),
+    "builder-fp16": _builder("-p", "fp16", cases=(*ROUNDED, "kept-llama", "qwen2")),
+    "builder-int4": _builder("-p", "int4", cases=(*ROUNDED, "kept-llama", "mistral")),
     "mobius": _mobius("--dtype", "f32", "--ep", "default"),
     "mobius-cpu": _mobius("--dtype", "f32", "--ep", "cpu"),
-    "mobius-f16": _mobius("--dtype", "f16", "--ep", "default", cases=("llama", "gemma3", "kept-llama")),
+    "mobius-f16": _mobius(
+        "--dtype",
+        "f16",
+        "--ep",
+        "default",
+        cases=("llama", "gemma2-144", "gemma3", "kept-llama", "granite", "nemotron", "olmo2"),
+    ),
+    "mobius-bf16": _mobius("--dtype", "bf16", "--ep", "default", cases=("llama", "qwen3")),
     "mobius-static": _mobius("--dtype", "f32", "--ep", "default", "--static-cache", "--max-seq-len", "192"),
     "optimum": _optimum("text-generation-with-past"),
     "optimum-no-cache": _optimum("text-generation", cases=("llama", "gemma2")),

@@ -305,7 +305,7 @@ class Config:
         value = self.optional(key)
         if value is None:
             return None
-        numbers = cast(list[Any], value) if isinstance(value, list) else [None]
+        numbers: list[Any] = cast(list[Any], value) if isinstance(value, list) else [None]
         if any(type(each) is not int or each < 0 for each in numbers):
             raise self.wrong(key, value, "a list of layer numbers")
         return frozenset(numbers)

@@ -10,7 +10,8 @@ from paritas.families import family_of
 from paritas.runtime.package import Package
 from paritas.runtime.ports import read_ports
 from paritas.runtime.proto import operators
-from paritas.spec import Layer, Rope
+from paritas.spec import Activation, Attention, Experts, Layer, Rope
+from paritas.targets import TARGETS
 
 
 def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -66,9 +67,9 @@ def layer_table(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {
             "layer": layer["layer"],
             "kind": layer["kind"].removesuffix("_attention"),
-            "heads/kv": f"{layer['heads']}/{layer['kv_heads']}",
-            "head_dim": layer["head_dim"],
-            "theta": layer["rope_theta"] or "none",
+            "heads/kv": f"{layer['heads']}/{layer['kv_heads']}" if layer["heads"] else "",
+            "head_dim": layer["head_dim"] or "",
+            "theta": layer["rope_theta"] or "",
             "factor": layer["rope_scaling"] or "",
             "window": layer["window"] or "",
             "mlp": layer["mlp"],
@@ -98,22 +99,27 @@ def is_package(path: Path) -> bool:
 
 
 def _layer(index: int, layer: Layer) -> dict[str, Any]:
-    attention = layer.attention
+    """One row. What the layer has none of is null: the heads of a convolution, the theta of a layer without RoPE."""
+    attention = layer.mixer if isinstance(layer.mixer, Attention) else None
+    rope = attention.rope if attention else None
+    activation = layer.mlp.activation
     return {
         "layer": index,
         "kind": layer.kind,
-        "heads": attention.heads,
-        "kv_heads": attention.kv_heads,
-        "head_dim": attention.head_dim,
-        "scale": attention.scale,
-        "rope_theta": None if attention.rope is None else attention.rope.theta,
-        "rope_dim": None if attention.rope is None else attention.rope.dim,
-        "rope_scaling": None if attention.rope is None else _scaling(attention.rope),
-        "window": attention.window,
-        "softcap": attention.softcap,
-        "qk_norm": attention.qk_norm is not None,
+        "heads": attention and attention.heads,
+        "kv_heads": attention and attention.kv_heads,
+        "head_dim": attention and attention.head_dim,
+        "scale": attention and attention.scale,
+        "rope_theta": rope and rope.theta,
+        "rope_dim": rope and rope.dim,
+        "rope_scaling": rope and _scaling(rope),
+        "window": attention and attention.window,
+        "softcap": attention and attention.softcap,
+        "qk_norm": attention is not None and attention.qk_norm is not None,
         "mlp": layer.mlp.width,
-        "activation": layer.mlp.activation.value,
+        "experts": layer.mlp.count if isinstance(layer.mlp, Experts) else None,
+        "activation": activation.value if isinstance(activation, Activation) else str(activation),
+        "on_ort": TARGETS["ort"].falls_back(layer),
     }
 
 

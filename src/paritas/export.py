@@ -108,6 +108,7 @@ def _record(plan: Plan, digest: str, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 2),
         "dropped_tensors": plan.dropped,
         "ignored_config_keys": plan.ignored_keys,
+        "fallbacks": plan.fallbacks,
         "generation_defaults_without_a_place": plan.lost_defaults,
         "initializers": {name: list(weight.sources) for name, weight in plan.graph.weights.items()},
     }

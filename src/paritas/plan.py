@@ -62,6 +62,15 @@ class Plan:
         return str(self.checkpoint.config["model_type"])
 
     @property
+    def fallbacks(self) -> dict[str, list[int]]:
+        """What the target could not write in its first choice of operators -> numbers of the layers."""
+        found: dict[str, list[int]] = {}
+        for index, layer in enumerate(self.spec.layers):
+            if (reason := self.target.falls_back(layer)) is not None:
+                found.setdefault(reason, []).append(index)
+        return found
+
+    @property
     def bytes(self) -> int:
         """Of the data file, without padding."""
         return sum(weight.bytes for weight in self.graph.weights.values())

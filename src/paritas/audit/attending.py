@@ -80,13 +80,16 @@ def joined(found: Sequence[Attending], ways: Sequence[Attending]) -> list[Attend
 
 def _joined(each: Attending, way: Attending) -> Attending:
     scale = UNKNOWN if isinstance(each.own, Unknown) or isinstance(way.scale, Unknown) else each.own * way.scale
+    steps, neighbours = way.steps, way.neighbours
+    if each.tables and not way.tables and not isinstance(steps, Unknown):  # the operator rotates what comes to it
+        steps, neighbours = tuple((*one, "rotary") for one in steps), each.neighbours
     return replace(
         each,
         scale=scale,
         heads=way.heads if isinstance(each.heads, Unknown) else each.heads,
         kv_heads=way.kv_heads if isinstance(each.kv_heads, Unknown) else each.kv_heads,
-        neighbours=way.neighbours,
-        steps=way.steps,
+        neighbours=neighbours,
+        steps=steps,
         positions=way.positions if isinstance(each.positions, Unknown) else each.positions,
         tables=each.tables or way.tables,
         packing=way.packing,

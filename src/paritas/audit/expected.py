@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from paritas.audit.experts import one_by_one
 from paritas.audit.finding import Finding
 from paritas.audit.told import Told, by_config, by_spec
 from paritas.checkpoint import Checkpoint, Tensor
@@ -43,6 +44,11 @@ class Expected:
             return by_spec(self.spec)
         return by_config(self.checkpoint.config, self.checkpoint.config_place)
 
+    @cached_property
+    def weights(self) -> Mapping[str, Tensor]:
+        """What a graph's initializer may equal: not the causal masks that old checkpoints store, as booleans."""
+        return {n: t for n, t in self.tensors.items() if t.dtype not in ("BOOL", "U8") or not self.is_dropped(n)}
+
     def is_dropped(self, tensor: str) -> bool:
         """Whether the family itself says that a tensor has no place in the text model."""
         names = (tensor, self.tensors[tensor].name)
@@ -64,7 +70,7 @@ def expected(checkpoint: Checkpoint) -> Expected:
             raise
         return Expected(checkpoint, checkpoint.tensors, None, _without_spec(error), _BUFFERS)
     dropped = (*_BUFFERS, *(pattern for pattern, _ in family.DROPPED))
-    return Expected(checkpoint, _renamed(checkpoint.tensors, family), spec, None, dropped)
+    return Expected(checkpoint, one_by_one(_renamed(checkpoint.tensors, family), spec), spec, None, dropped)
 
 
 def _renamed(tensors: Mapping[str, Tensor], family: Family) -> dict[str, Tensor]:

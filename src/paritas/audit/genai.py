@@ -18,12 +18,32 @@ def genai_findings(
     """What ORT GenAI would be told wrongly. Parts that are no objects are passed over: the runtime refuses them."""
     model = _object(config, "model")
     decoder = _object(model, "decoder")
+    yield from _types(config, model)
     yield from _ports(decoder, view)
     yield from _caches(decoder, view)
     yield from _heads(decoder, found)
     yield from _vocabulary(model, view, spec)
     yield from _lengths(config, model, spec)
     yield from _window(decoder, spec)
+
+
+def _types(config: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Finding]:
+    """Values of another type than ORT GenAI reads: it refuses the whole file."""
+    search = _object(config, "search")
+    wrong = [f"search.{key} is null" for key, value in search.items() if value is None]
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = model.get(key, 0)
+        kind = "null" if value is None else type(value).__name__
+        if kind not in ("int", *(["list"] if key == "eos_token_id" else [])):
+            wrong.append(f"model.{key} is {'a ' if kind != 'null' else ''}{kind}")
+    if wrong:
+        yield Finding(
+            "genai-type-wrong",
+            "error",
+            _FILE,
+            f"{', '.join(wrong)}: ORT GenAI wants a number, and does not load",
+            "Leave keys without a value out; bos and pad are one number each.",
+        )
 
 
 def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -81,13 +101,15 @@ def _caches(decoder: Mapping[str, Any], view: View) -> Iterator[Finding]:
     shapes = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in caches]
     for key, axis in (("num_key_value_heads", 1), ("head_size", 3)):
         real = sorted({shape[axis] for shape in shapes if len(shape) == 4 and shape[axis]})
-        if real and decoder.get(key) not in real:
+        if real and (decoder.get(key) not in real or len(real) > 1):
             yield Finding(
                 "genai-cache-wrong",
                 "error",
                 f"{_FILE}, model.decoder.{key}",
                 f"{decoder.get(key)} is told, the caches of the graph have {', '.join(map(str, real))}",
-                f"Write {real[0]}.",
+                f"Write {real[0]}."
+                if len(real) == 1
+                else "One number cannot say this: run the graph without ORT GenAI.",
             )
 
 

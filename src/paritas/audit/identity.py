@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from paritas.audit.experts import as_gate_and_up
 from paritas.audit.hashing import of_columns, of_rows
 from paritas.audit.match import Part, match_rows, match_whole
-from paritas.audit.nearest import Near, nearest
+from paritas.audit.nearest import Near, Scales, nearest
 from paritas.audit.sources import Index, Source
-from paritas.audit.vectors import match_vector
+from paritas.audit.vectors import match_stacked, match_vector
 from paritas.audit.view import View
 from paritas.checkpoint import Tensor
 from paritas.progress import Progress, silent
@@ -18,6 +19,7 @@ from paritas.runtime.quantized import Quantized, quantized
 from paritas.runtime.stored import Stored
 
 _BY_ROWS = frozenset({"Gather", "GatherBlockQuantized"})
+_HEADS = 512  # no attention has more
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,10 @@ class Identity:
         words = [word for found in self.initializers for word in found.transforms or ("not from the checkpoint",)]
         return dict(Counter(words).most_common())
 
+    def without(self, names: Set[str]) -> "Identity":
+        """The same, where some initializers have turned out to be no weights."""
+        return replace(self, initializers=tuple(each for each in self.initializers if each.name not in names))
+
 
 def identify(
     view: View, tensors: Mapping[str, Tensor], known: Set[str] = frozenset(), progress: Progress = silent
@@ -95,8 +101,9 @@ def identify(
     """
     packed = quantized(view.nodes, view.tensors)
     members = {name for weight in packed.values() for name in weight.members} | known
-    weights = [t for t in view.tensors.values() if t.is_float and t.size > 1 and t.name not in members]
-    found = [Source(name, tensor) for name, tensor in tensors.items() if tensor.size]
+    stored = [t for t in view.tensors.values() if t.is_float and t.size > 1 and t.name not in members]
+    weights = [as_gate_and_up(each, view) for each in stored]
+    found = [Source(name, tensor) for name, tensor in tensors.items() if tensor.size and tensor.shape]
     indexes: dict[tuple[str, int], Index] = {}
 
     def index(dtype: str, columns: int) -> Index:
@@ -130,6 +137,8 @@ def _identified(weight: Stored, view: View, index: Callable[[str, int], Index], 
         likely = index(weight.dtype, rows if transposed else columns)
         if parts := _parts(weight, transposed, likely, hint):
             return _with_rows(replace(record, transposed=transposed, parts=parts), weight)
+    if rows <= _HEADS and (parts := match_stacked(weight.rows(0, rows), weight.dtype, found)):
+        return replace(record, parts=parts)
     return _without(record, weight, view, found, hint)
 
 
@@ -202,7 +211,9 @@ def _without(
 def _dequantized(weight: Quantized, view: View, found: Sequence[Source]) -> Provenance:
     stored = view.tensors[weight.name]
     matrices = [source for source in found if source.values is None]
-    near = nearest(weight.rows, weight.columns, lambda a, b: weight.read(a, b)[0], matrices, _names(weight.name))
+    scales = Scales(lambda a, b: weight.read(a, b)[1], weight.block)
+    hint = _names(weight.name)
+    near = nearest(weight.rows, weight.columns, lambda a, b: weight.read(a, b)[0], matrices, hint, scales)
     size = sum(view.tensors[name].bytes for name in weight.members)
     return Provenance(
         weight.name,

@@ -68,7 +68,7 @@ def _one(hashes: Hashes, index: Index, candidates: Sequence[Source]) -> tuple[Pa
         own = index.of(source)
         if len(own) == count and (part := _compared(hashes, own, source.name, 0)):
             return (part,)
-        if len(own) > count and (part := _slice(hashes, own, source.name)):
+        if len(own) > count and (part := _slice(hashes, own, source.name) or _picked(hashes, own, source.name)):
             return (part,)
     return ()
 
@@ -93,6 +93,15 @@ def _slice(hashes: Hashes, own: Hashes, name: str) -> Part | None:
             if same.mean() > _MOST:
                 return Part(name, "identity", 0, len(hashes), source=first, wrong=_numbers(~same, 0))
     return None
+
+
+def _picked(hashes: Hashes, own: Hashes, name: str) -> Part | None:
+    """Rows of a tensor in its order, with others between them: queries, keys or values out of rows packed by head."""
+    order = np.argsort(own, kind="stable")
+    at = order[np.minimum(np.searchsorted(own, hashes, sorter=order), len(own) - 1)]
+    if not np.array_equal(own[at], hashes) or not (np.diff(at) > 0).all():
+        return None
+    return Part(name, "identity", 0, len(hashes), source=int(at[0]))
 
 
 def _packed(hashes: Hashes, index: Index, candidates: Sequence[Source]) -> tuple[Part, ...]:

@@ -13,7 +13,7 @@ from paritas.audit.told import Told, Unknown
 from paritas.audit.view import PASSES, View, attributes, operand
 from paritas.spec import Activation
 
-_EMBEDDING = "embed_tokens.weight"
+_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _CLOSE = 1e-6  # relative
 
 
@@ -61,7 +61,7 @@ def _following_scale(view: View, name: str) -> float:
         for node, _ in takers:
             if node.op_type in ("Mul", "Div") and (given := operand(view, node)):
                 return given[1] if node.op_type == "Mul" else 1 / given[1]
-        through = [node for node, _ in takers if node.op_type in PASSES]
+        through = [node for node, _ in takers if node.op_type in (*PASSES, "Slice")]
         if len(through) != 1:
             return 1.0
         name = through[0].output[0]
@@ -75,7 +75,8 @@ def _logits(view: View, made: Mapping[str, Provenance], told: Told, logits: str)
     end = _end(view, made, logits)
     if end is None:
         return
-    scale, cap = end
+    scale, cap, head = end
+    yield from _tied(head, told)
     if not isinstance(told.softcap, Unknown) and not _same(cap, told.softcap):
         yield Finding(
             "logit-softcap-wrong",
@@ -95,12 +96,35 @@ def _logits(view: View, made: Mapping[str, Provenance], told: Told, logits: str)
         )
 
 
+def _tied(head: Provenance | None, told: Told) -> Iterator[Finding]:
+    """The head is the embedding table where the model ties them, and is not where it does not."""
+    if head is None or isinstance(told.tied, Unknown):
+        return
+    of_embedding, of_head = (any(word in name for name in _names(head)) for word in (_EMBEDDING, _HEAD))
+    if told.tied and of_head and not of_embedding:
+        yield Finding(
+            "head-not-tied",
+            "error",
+            head.name,
+            f"the head is {head.tensors[0]}, {told.by} says the embedding table, which transformers uses",
+            "Multiply by the embedding table, or write tie_word_embeddings false.",
+        )
+    elif not told.tied and of_embedding and not of_head:
+        yield Finding(
+            "head-tied",
+            "error",
+            head.name,
+            f"the head is the embedding table, {told.by} says that it has a weight of its own",
+            "Multiply by the head's own weight.",
+        )
+
+
 def _same(one: float | None, other: float | None) -> bool:
     return one == other or bool(one and other and math.isclose(one, other, rel_tol=1e-3))
 
 
-def _end(view: View, made: Mapping[str, Provenance], name: str) -> tuple[float, float | None] | None:
-    """Factor and cap of what the head gives, on its way to the logits; None if the way is not known."""
+def _end(view: View, made: Mapping[str, Provenance], name: str) -> tuple[float, float | None, Provenance | None] | None:
+    """Factor and cap of what the head gives on its way to the logits, and the head; None if the way is not known."""
     factor, cap, inside = 1.0, None, False
     for _ in range(24):
         node = view.maker.get(name)
@@ -115,7 +139,7 @@ def _end(view: View, made: Mapping[str, Provenance], name: str) -> tuple[float, 
             stored = view.initializer(node.input[1])
             record = made.get(stored.name) if stored else None
             folded = record.near[0].factor if record and record.near and not record.quantized else 1.0
-            return factor * folded, cap
+            return factor * folded, cap, record
         elif node.op_type in (*PASSES, "Add", "Slice", "Gather"):
             name = next((each for each in node.input if each in view.maker), node.input[0])
         else:

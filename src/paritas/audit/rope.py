@@ -105,6 +105,14 @@ def rope_findings(view: View, found: Sequence[Attending], told: Told, context: i
     return result + list(_rotated(found, told))
 
 
+def every_rotation_read(found: Sequence[Attending], told: Told) -> bool:
+    """Whether cosines and sines are known of every layer that has a RoPE."""
+    read = {each.layer for each in found if each.tables}
+    return all(
+        n in read for n, layer in enumerate(told.layers) if layer.attends is not False and layer.rope is not None
+    )
+
+
 def _rotated(found: Sequence[Attending], told: Told) -> Iterator[Finding]:
     """Layers that rotate and should not, and the reverse."""
     missing, unwanted, unread = list[int](), list[int](), list[int]()

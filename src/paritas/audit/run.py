@@ -2,7 +2,9 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,8 @@ from paritas.audit.numbers import number_findings
 from paritas.audit.operators import operator_findings
 from paritas.audit.probing import of_ways, of_written
 from paritas.audit.projections import made_of
-from paritas.audit.rope import rope_findings, tables_of
+from paritas.audit.roles import role_findings
+from paritas.audit.rope import every_rotation_read, rope_findings, tables_of
 from paritas.audit.sites import sites
 from paritas.audit.stops import stop_findings
 from paritas.audit.texts import Words, of_folder, text_findings
@@ -94,17 +97,20 @@ def audit(package: Path, model: str | Path, progress: Progress = silent) -> Audi
     attending = [of_operator(view, site, told.layer(site.layer)) for site in operators]
     frequencies = frequencies_of(view)
     known = tables_of(view, [names for each in attending for names in each.tables])
-    identity = identify(view, wanted.tensors, known | {stored.name for stored in frequencies}, progress)
+    identity = identify(view, wanted.weights, known | {stored.name for stored in frequencies}, progress)
     made = made_of(identity)
     norms = _head_norms(wanted)
-    ways = of_ways(view, before_operators(view, made, operators), told, norms)
-    attending = joined(attending, ways) + of_written(view, written(view, made), told, norms)
+    ways, products = before_operators(view, made, operators), written(view, made)
+    attending = joined(attending, of_ways(view, ways, told, norms)) + of_written(view, products, told, norms)
+    identity = identity.without(tables_of(view, [names for each in attending for names in each.tables]))
     context = _context(opened, told)
     dtype = _dtype(identity)
     found += operator_findings(view.proto)
     found += rope_findings(view, attending, told, context)
-    found += frequency_findings(frequencies, told)
+    if not every_rotation_read(attending, told):
+        found += frequency_findings(frequencies, told)
     found += weight_findings(view, identity, wanted)
+    found += role_findings(identity, made, operators, [*ways, *products])
     found += attention_findings(attending, told, dtype, context)
     found += norm_findings(list(norm_sites(view, made)), made, told, dtype)
     found += activation_findings(view, made, told)
@@ -114,18 +120,34 @@ def audit(package: Path, model: str | Path, progress: Progress = silent) -> Audi
     if opened.genai_config:
         found += genai_findings(opened.genai_config, view, attending, wanted.spec)
         found += stop_findings(opened.genai_config, wanted.checkpoint, theirs)
-    found.sort(key=lambda finding: ORDER.index(finding.severity))
-    return Audit(package, wanted.checkpoint.name, identity, tuple(found), time.perf_counter() - started)
+    listed = sorted(_once(found), key=lambda finding: ORDER.index(finding.severity))
+    return Audit(package, wanted.checkpoint.name, identity, tuple(listed), time.perf_counter() - started)
+
+
+def _once(found: Iterable[Finding]) -> Iterable[Finding]:
+    """A weight in a wrong place may show by its name and by its use: the first that is said of it."""
+    swaps: dict[str, Finding] = {}
+    for each in found:
+        if each.code != "weight-swapped" or swaps.setdefault(each.where, each) is each:
+            yield each
 
 
 def _head_norms(wanted: Expected) -> dict[str, NDArray[np.float32]]:
     """Weights of the norms of queries and keys, with what the model adds to them."""
     offsets = spec_offsets(wanted)
-    return {
-        name: tensor.read() + np.float32(offsets.get(name, 0.0))
-        for name, tensor in wanted.tensors.items()
-        if name.endswith(("self_attn.q_norm.weight", "self_attn.k_norm.weight"))
-    }
+    found: dict[str, NDArray[np.float32]] = {}
+    for name, tensor in wanted.tensors.items():
+        if name.endswith(("self_attn.q_norm.weight", "self_attn.k_norm.weight")):
+            found[name] = tensor.read() + np.float32(offsets.get(name, 0.0))
+        elif name.endswith(("self_attn.q_norm.norms.0.weight", "self_attn.k_norm.norms.0.weight")):
+            found[name.replace(".norms.0", "")] = _stacked(wanted, name)
+    return found
+
+
+def _stacked(wanted: Expected, first: str) -> NDArray[np.float32]:
+    """A norm that is kept head by head, as [heads, head_dim]."""
+    names = (first.replace(".norms.0", f".norms.{head}") for head in count())
+    return np.stack([wanted.tensors[name].read() for name in takewhile(wanted.tensors.__contains__, names)])
 
 
 def _dtype(identity: Identity) -> str:

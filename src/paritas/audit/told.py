@@ -170,7 +170,14 @@ def by_config(config: Mapping[str, Any], place: str) -> Told:
     kinds, windows = _kinds(config, depth), _windows(config, depth)
     ropes = {kind: _rope(config, place, kind) for kind in set(kinds)}
     layers = (replace(each, window=window, rope=ropes[kind]) for kind, window in zip(kinds, windows, strict=True))
-    return Told("the configuration", tuple(layers), _integer(config, "max_position_embeddings") or UNKNOWN, each.eps)
+    tied = config.get("tie_word_embeddings")
+    return Told(
+        by="the configuration",
+        layers=tuple(layers),
+        context=_integer(config, "max_position_embeddings") or UNKNOWN,
+        eps=each.eps,
+        tied=tied if isinstance(tied, bool) else UNKNOWN,
+    )
 
 
 def _integer(config: Mapping[str, Any], key: str) -> int | None:

@@ -1,6 +1,7 @@
 """Where a vector comes from: a norm's weight under the ways exporters add its offset, a bias, several biases packed."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,7 +43,15 @@ def match_vector(values: Rows, dtype: str, found: Sequence[Source], hint: Sequen
     for source in same:
         if source.values is not None and np.array_equal(np.sort(cast(source.values)), ordered):
             return (Part(source.name, "identity", 0, values.size, permuted=True),)
-    return _packed(values, cast, vectors)
+    return _packed(values, cast, vectors) or _picked(values, cast, vectors)
+
+
+def match_stacked(rows: Rows, dtype: str, found: Sequence[Source]) -> tuple[Part, ...]:
+    """Parts that explain a matrix whose rows are vectors of the checkpoint (norms of heads, biases of experts)."""
+    width = rows.shape[1]
+    likely = [s for s in found if s.values is not None and s.values.size > 1 and width % s.values.size == 0]
+    parts = _packed(rows.reshape(-1), CASTS.get(dtype, CASTS["fp32"]), likely) if likely else ()
+    return tuple(replace(part, start=part.start // width, stop=part.stop // width) for part in parts)
 
 
 def _by(hint: Sequence[str]) -> Callable[[Source], bool]:
@@ -63,3 +72,20 @@ def _packed(values: Rows, cast: Callable[[Rows], Rows], vectors: Sequence[Source
         else:
             return ()
     return tuple(parts)
+
+
+def _picked(values: Rows, cast: Callable[[Rows], Rows], vectors: Sequence[Source]) -> tuple[Part, ...]:
+    """Numbers of one vector in its order, with others between them: a bias out of biases packed by head."""
+    for source in vectors:
+        own = source.values
+        if own is None or own.size <= values.size or not np.isin(values, own := cast(own)).all():
+            continue
+        at = 0
+        for value in values:
+            ahead = np.flatnonzero(own[at:] == value)
+            if not ahead.size:
+                break
+            at += int(ahead[0]) + 1
+        else:
+            return (Part(source.name, "identity", 0, values.size),)
+    return ()

@@ -22,7 +22,7 @@ def weight_findings(view: View, identity: Identity, expected: Expected) -> Itera
     yield from _rows(identity)
     yield from _permuted(identity)
     yield from _named_wrongly(identity)
-    yield from _unexplained(identity)
+    yield from _unexplained(view, identity)
     yield from _unused(identity, expected)
     yield from _twice(identity)
 
@@ -186,7 +186,7 @@ def swapped(where: str, fact: str) -> Finding:
     return Finding("weight-swapped", "error", where, fact, "Put each tensor into its own place.")
 
 
-def _unexplained(identity: Identity) -> Iterator[Finding]:
+def _unexplained(view: View, identity: Identity) -> Iterator[Finding]:
     unused: dict[tuple[int, ...], str] = {
         (identity.sources[name].rows, identity.sources[name].columns): name for name in identity.unused
     }
@@ -203,12 +203,18 @@ def _unexplained(identity: Identity) -> Iterator[Finding]:
             continue
         yield Finding(
             "weight-unexplained",
-            "error" if taken or record.constant == 0 else "warning",
+            "error" if taken or record.constant == 0 or _multiplies(view, record) else "warning",
             record.name,
             f"[{shape}] {held} of the checkpoint under any known transform"
             + (f"; {taken}, of the same shape, is used nowhere" if taken else ""),
             "Find out where these values come from; paritas verify says whether they matter.",
         )
+
+
+def _multiplies(view: View, record: Provenance) -> bool:
+    """Whether the graph multiplies by it: no table and no mask is used so."""
+    uses = view.takers.get(record.name, ())
+    return any(node.op_type in ("MatMul", "Gemm", "FusedMatMul") and place == 1 for node, place in uses)
 
 
 def _is_whole(record: Provenance, identity: Identity) -> bool:
@@ -228,6 +234,17 @@ def _matrix(record: Provenance) -> tuple[int, int]:
 
 
 def _near(record: Provenance) -> Iterator[Finding]:
+    off = [(near.tensor, block) for near in record.near for block in near.off]
+    if record.quantized and off:
+        tensor, block = max(off, key=lambda each: each[1].steps)
+        yield Finding(
+            "weight-quantised-wrong",
+            "error",
+            record.name,
+            f"{len(off):,} blocks of integers are no rounding of {tensor}; the one at row {block.row:,}, column "
+            f"{block.column:,} is {block.steps:.3g} steps away (rounding to the nearest: 0.3)",
+            "Look at the scales and zero points of these blocks, and at the order of the integers.",
+        )
     if record.quantized or all(near.rounded for near in record.near):
         return
     near = max(record.near, key=lambda each: each.error)

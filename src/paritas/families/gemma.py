@@ -15,7 +15,7 @@ DROPPED = (("*.self_attn.rotary_emb.inv_freq", "a buffer of old checkpoints; com
 def read(config: Config) -> Decoder:
     """The spec of a Gemma 1 checkpoint."""
     hidden = config.integer("hidden_size", 3072)
-    heads, kv_heads = config.heads(16)
+    heads, kv_heads = config.heads(16, default_kv=16)
     head_dim = config.integer("head_dim", 256)
     context = config.integer("max_position_embeddings", 8192)
     bias = config.flag("attention_bias", False)

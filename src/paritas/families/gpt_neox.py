@@ -4,7 +4,7 @@ Source: transformers models/gpt_neox/{configuration,modeling}_gpt_neox.py.
 """
 
 from paritas.config import Config
-from paritas.spec import PRE_NORMS, Attention, Decoder, Layer, LayerNorm, Packed, Packing, ParallelNorms, PlainMlp
+from paritas.spec import PRE_NORMS, Attention, Decoder, Layer, LayerNorm, Packed, Packing, ParallelNorms, PlainMlp, Rope
 
 MODEL_TYPES = ("gpt_neox",)
 TOKEN_IDS = {"bos_token_id": 0, "eos_token_id": 2}
@@ -33,16 +33,7 @@ def read(config: Config) -> Decoder:
     norm = LayerNorm(eps=config.number("layer_norm_eps", 1e-5))
     for key in ("hidden_dropout", "classifier_dropout"):
         config.ignore(key, "training only")
-    for key in ("rope_theta", "partial_rotary_factor"):
-        config.ignore(key, "the class reads rotary_emb_base and rotary_pct")
     config.ignore("is_decoder", "transformers computes nothing with it")
-    rope = config.rope(
-        head_dim,
-        default_theta=10_000.0,
-        context=context,
-        default_partial=0.25,
-        flat=("rotary_emb_base", "rotary_pct"),
-    )
     layer = Layer(
         kind="full_attention",
         mixer=Attention(
@@ -50,7 +41,7 @@ def read(config: Config) -> Decoder:
             kv_heads=heads,
             head_dim=head_dim,
             scale=head_dim**-0.5,
-            rope=rope,
+            rope=_rope(config, head_dim, context),
             qkv_bias=bias,
             output_bias=bias,
             packed=Packed("query_key_value", Packing.BY_HEAD),
@@ -71,3 +62,10 @@ def read(config: Config) -> Decoder:
         norm=norm,
         tied_head=config.flag("tie_word_embeddings", False),
     )
+
+
+def _rope(config: Config, head_dim: int, context: int) -> Rope:
+    for key in ("rope_theta", "partial_rotary_factor"):
+        config.ignore(key, "the class reads rotary_emb_base and rotary_pct")
+    names = ("rotary_emb_base", "rotary_pct")
+    return config.rope(head_dim, default_theta=10_000.0, context=context, default_partial=0.25, flat=names)

@@ -27,9 +27,8 @@ def read(config: Config) -> Decoder:
     context = config.integer("max_position_embeddings", 2048)
     bias = config.flag("attention_bias", False)
     norm = Norm(eps=config.number("rms_norm_eps", 1e-6))
-    count, chosen = config.experts(8, default_chosen=2)
-    config.ignore("output_router_logits", "what transformers returns")
-    config.ignore("router_aux_loss_coef", "training only")
+    for key in ("output_router_logits", "router_aux_loss_coef"):
+        config.ignore(key, "training only")
     layer = Layer(
         kind="full_attention",
         mixer=Attention(
@@ -41,13 +40,7 @@ def read(config: Config) -> Decoder:
             qkv_bias=bias,
             output_bias=bias,
         ),
-        mlp=Experts(
-            count=count,
-            chosen=chosen,
-            width=config.integer("intermediate_size", 11_008),
-            activation=config.activation("hidden_act", "silu"),
-            normalized=True,
-        ),
+        mlp=_experts(config),
         norm=norm,
         norms=PRE_NORMS,
         residual_scale=config.number("residual_multiplier", 1.0),
@@ -61,4 +54,15 @@ def read(config: Config) -> Decoder:
         tied_head=config.flag("tie_word_embeddings", False),
         embed_scale=config.number("embedding_multiplier", 1.0),
         logits_scale=1 / config.number("logits_scaling", 1.0),
+    )
+
+
+def _experts(config: Config) -> Experts:
+    count, chosen = config.experts(8, default_chosen=2)
+    return Experts(
+        count=count,
+        chosen=chosen,
+        width=config.integer("intermediate_size", 11_008),
+        activation=config.activation("hidden_act", "silu"),
+        normalized=True,
     )

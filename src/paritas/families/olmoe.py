@@ -16,15 +16,13 @@ def read(config: Config) -> Decoder:
     """The spec of an OLMoE checkpoint."""
     hidden = config.integer("hidden_size", 2048)
     heads, kv_heads = config.heads(16)
-    head_dim = hidden // heads  # of the norms too, which take nothing else
+    head_dim = hidden // heads
     config.must_be("head_dim", (None, head_dim), "OLMoE's norms are made for hidden_size // num_attention_heads")
-    config.must_be("sliding_window", (None,), "OLMoE's masks have no window")
     context = config.integer("max_position_embeddings", 4096)
     bias = config.flag("attention_bias", False)
     norm = Norm(eps=config.number("rms_norm_eps", 1e-5))
-    count, chosen = config.experts(64, default_chosen=8)
-    config.ignore("output_router_logits", "what transformers returns")
-    config.ignore("router_aux_loss_coef", "training only")
+    for key in ("output_router_logits", "router_aux_loss_coef"):
+        config.ignore(key, "training only")
     layer = Layer(
         kind="full_attention",
         mixer=Attention(
@@ -38,13 +36,7 @@ def read(config: Config) -> Decoder:
             output_bias=bias,
             clip=config.optional_number("clip_qkv", None),
         ),
-        mlp=Experts(
-            count=count,
-            chosen=chosen,
-            width=config.integer("intermediate_size", 2048),
-            activation=config.activation("hidden_act", "silu"),
-            normalized=config.flag("norm_topk_prob", False),
-        ),
+        mlp=_experts(config),
         norm=norm,
         norms=PRE_NORMS,
     )
@@ -55,4 +47,15 @@ def read(config: Config) -> Decoder:
         layers=(layer,) * config.integer("num_hidden_layers", 16, most=10_000),
         norm=norm,
         tied_head=config.flag("tie_word_embeddings", False),
+    )
+
+
+def _experts(config: Config) -> Experts:
+    count, chosen = config.experts(64, default_chosen=8)
+    return Experts(
+        count=count,
+        chosen=chosen,
+        width=config.integer("intermediate_size", 2048),
+        activation=config.activation("hidden_act", "silu"),
+        normalized=config.flag("norm_topk_prob", False),
     )

@@ -147,7 +147,8 @@ class Graph:
             return trace(*values)
 
         try:
-            return self._builder.subgraph(inside, inputs, outputs, name=name)
+            made: Any = self._builder
+            return made.subgraph(inside, inputs, outputs, name=name)
         finally:
             self.op = around
 

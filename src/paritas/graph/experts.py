@@ -60,7 +60,7 @@ def stacked(graph: Graph, spec: Experts, hidden: int) -> ExpertWeights:
     if not spec.bias:
         return ExpertWeights(*matrices)
     biases = [stack("gate_up_proj_bias", wide[:1], half) for half in halves]
-    return ExpertWeights(*matrices, *biases, stack("down_proj_bias", tall[:1]))
+    return ExpertWeights(*matrices, *[*biases, stack("down_proj_bias", tall[:1])])
 
 
 def _taking(read: Callable[[int], Matrix], rows: bool, half: slice) -> Callable[[int], Matrix]:

@@ -5,13 +5,14 @@ import hashlib
 import importlib.resources
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from paritas.report import strips
-from paritas.report.model import Fault, ProbeRow, Report, ReportedFinding
+from paritas.report.model import Fault, ProbeRow, Prompt, Report, ReportedFinding
 from paritas.report.triage import floors
 from paritas.verify.report import places
 from paritas.verify.verdict import DIVERGES_FLOORS, PROVEN_FLOORS
@@ -80,7 +81,9 @@ def _small(value: float | None) -> str:
         return ""
     if not math.isfinite(value):
         return "not finite"
-    if value == 0 or 0.1 <= value < 1000:
+    if value == 0:
+        return "0"
+    if 0.1 <= value < 1000:
         return f"{value:.2f}" if value < 1 else f"{value:.1f}"
     mantissa, _, exponent = f"{value:.1e}".partition("e")
     return f"{mantissa}e{int(exponent)}"
@@ -142,6 +145,31 @@ def _scale(rows: Sequence[ProbeRow]) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class _Tally:
+    """How many tokens of a prompt every runtime has, and how many some runtime has not."""
+
+    identical: int
+    near: int
+    different: int
+
+    def __str__(self) -> str:
+        total = self.identical + self.near + self.different
+        near = f"{self.near} near tie{'s' if self.near > 1 else ''}" if self.near else ""
+        different = f"{self.different} different" if self.different else ""
+        others = [each for each in (near, different) if each]
+        if not total:
+            return "not asked"
+        return ", ".join([f"{self.identical} of {total} identical", *others]) if others else f"all {total} identical"
+
+
+def _tally(prompt: Prompt) -> _Tally:
+    states = [{choice.state for choice in token.choices} for token in prompt.tokens if token.choices]
+    different = sum("different" in each for each in states)
+    near = sum("near tie" in each for each in states if "different" not in each)
+    return _Tally(len(states) - near - different, near, different)
+
+
 def _probe_names(faults: Sequence[Fault]) -> list[str]:
     return list(dict.fromkeys(probe for fault in faults for probe in fault.floors))
 
@@ -157,6 +185,7 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "scale": _scale,
     "merged": _merged,
     "where": _where,
+    "tally": _tally,
     "probe_names": _probe_names,
     "paths": strips.paths,
     "numbers": strips.numbers,

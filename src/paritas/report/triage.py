@@ -8,7 +8,9 @@ from paritas.verify.evidence import Evidence
 from paritas.verify.verdict import DIVERGES_FLOORS, PROVEN_FLOORS, Verdict
 
 _ORDER = ("error", "warning", "note")
-_BAD = (Verdict.DIVERGES, Verdict.UNEXPLAINED)
+_SHOWN = 3
+_BAD = frozenset({Verdict.DIVERGES, Verdict.UNEXPLAINED})
+_RIGHT = frozenset({Verdict.PROVEN, Verdict.NOT_TESTED})
 
 
 def of_verification(evidence: Evidence, audit: Audit | None) -> Triage:
@@ -25,9 +27,7 @@ def of_audit(audit: Audit) -> Triage:
     """What an audit alone comes to."""
     found = _findings(None, audit)
     errors = [each for each in found if each.severity == "error"]
-    steps = (
-        [*_first_error(errors)] if errors else ["No error in the files. Whether it computes right is not known yet."]
-    )
+    steps = [*_mend(errors)] if errors else ["No error in the files. Whether it computes right is not known yet."]
     return Triage(
         steps=(*steps, "Run paritas verify: it holds the package's logits against transformers."),
         signatures={},
@@ -39,6 +39,8 @@ def headline(evidence: Evidence) -> str:
     """The verdict in words."""
     worst = f"worst {floors(evidence.worst_floors)} floors"
     match evidence.verdict:
+        case verdict if verdict is not Verdict.PROVEN and (stored := _stored(evidence)):
+            return f"The stored weights are not right: {stored}"
         case Verdict.PROVEN:
             return f"It computes what transformers computes: {worst}, up to {PROVEN_FLOORS:g} is rounding."
         case Verdict.UNEXPLAINED:
@@ -78,16 +80,16 @@ def _steps(evidence: Evidence, audit: Audit | None, errors: Sequence[ReportedFin
     match evidence.verdict:
         case Verdict.PROVEN if read:
             yield "The logits are right, and the audit found errors that logits do not show: mend them first."
-            yield from _first_error(read)
+            yield from _mend(read)
         case Verdict.PROVEN:
-            yield "Ship it."
+            yield from _ship(evidence, audit)
         case Verdict.INVALID:
             remedies = dict.fromkeys(each.remedy for each in errors if each.source == "verify" and each.remedy)
             yield "Put the comparison right first: " + " ".join(list(remedies)[:2])
-            yield from _first_error(read)
+            yield from _mend(read)
         case Verdict.NOT_TESTED:
             yield "Give it a runtime that can be asked: the reasons stand below."
-            yield from _first_error(read)
+            yield from _mend(read)
         case verdict:
             yield "Do not ship it." + (
                 " Verify it on another machine, and report it with evidence.json."
@@ -98,17 +100,26 @@ def _steps(evidence: Evidence, audit: Audit | None, errors: Sequence[ReportedFin
     yield from _uncovered(evidence)
 
 
+def _ship(evidence: Evidence, audit: Audit | None) -> Iterator[str]:
+    warnings = dict.fromkeys(each.code for each in (audit.findings if audit else ()) if each.severity == "warning")
+    yield f"Read the warnings ({', '.join(warnings)}), then ship it." if warnings else "Ship it."
+    if evidence.precision is not None and evidence.precision.quality:
+        yield "It is proven in its own precision. What that costs stands under Precision, for you to judge."
+
+
 def _causes(evidence: Evidence, audit: Audit | None, read: Sequence[ReportedFinding]) -> Iterator[str]:
     worst = {runtime: _of(evidence, runtime) for runtime in dict.fromkeys(probe.runtime for probe in evidence.probes)}
-    right = [runtime for runtime, verdicts in worst.items() if Verdict.PROVEN in verdicts and not verdicts & {*_BAD}]
-    wrong = [runtime for runtime, verdicts in worst.items() if verdicts & {*_BAD}]
+    right = [runtime for runtime, verdicts in worst.items() if verdicts <= _RIGHT and Verdict.PROVEN in verdicts]
+    wrong = [runtime for runtime, verdicts in worst.items() if verdicts & _BAD]
     if right and wrong:
         yield (
             f"{', '.join(right)} agrees on the same graph and {', '.join(wrong)} does not: look at genai_config.json, "
             "at the cache that the runtime keeps, or at the runtime itself."
         )
+    if stored := _stored(evidence):
+        yield f"Look at the stored weights, under Precision: {stored}"
     if read:
-        yield from _first_error(read)
+        yield from _mend(read)
         return
     for text in dict.fromkeys(evidence.signatures.values()):
         yield f"Look where it begins: {text}."
@@ -118,14 +129,28 @@ def _causes(evidence: Evidence, audit: Audit | None, read: Sequence[ReportedFind
         yield "The audit found no error in the files that explains it."
 
 
+def _stored(evidence: Evidence) -> str:
+    """Why the weights that a package stores in less than fp32 are not right; empty if they are, or all is fp32."""
+    precision = evidence.precision
+    if precision is None or precision.verdict in (None, Verdict.PROVEN):
+        return ""
+    return precision.reason or "they are not the checkpoint's."
+
+
 def _of(evidence: Evidence, runtime: str) -> set[Verdict]:
     return {probe.verdict for probe in evidence.probes if probe.runtime == runtime}
 
 
-def _first_error(errors: Sequence[ReportedFinding]) -> Iterator[str]:
-    if errors:
-        more = f" ({len(errors) - 1} more below)" if len(errors) > 1 else ""
-        yield f"Begin with {errors[0].code} at {errors[0].where}: {errors[0].remedy.rstrip('.')}{more}."
+def _mend(errors: Sequence[ReportedFinding]) -> Iterator[str]:
+    """A step for each of the first codes, with the places of all of its findings."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for each in errors:
+        places.setdefault((each.code, each.remedy), []).append(each.where)
+    for (code, remedy), found in list(places.items())[:_SHOWN]:
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        yield f"Mend {code} ({'; '.join(found[:_SHOWN])}{more}): {remedy}"
+    if (rest := len(places) - _SHOWN) > 0:
+        yield f"Then mend the other {rest} below." if rest > 1 else "Then mend the other one below."
 
 
 def _uncovered(evidence: Evidence) -> Iterator[str]:

@@ -80,8 +80,18 @@ def exact(package: Package) -> Package:
     Raises:
         Invalid: ``precision-not-exact``: an operator rounds what it computes and cannot be told not to.
     """
-    proto = package.proto
-    if rough := sorted({operator(node) for node in nodes(proto) if node.op_type in _ROUGH}):
+    copy = multiplied_exactly(package)
+    _widen(copy.proto)
+    return copy
+
+
+def multiplied_exactly(package: Package) -> Package:
+    """The package with activations that are no integers; fp16 and bf16 stay what they are.
+
+    Raises:
+        Invalid: as :func:`exact`.
+    """
+    if rough := sorted({operator(node) for node in nodes(package.proto) if node.op_type in _ROUGH}):
         raise Invalid(
             "precision-not-exact",
             f"{', '.join(rough)} cannot be computed in fp32, so its rounding cannot be told from a fault",
@@ -89,11 +99,9 @@ def exact(package: Package) -> Package:
             hint="Export it with MatMulNBits or DequantizeLinear, or in fp32.",
         )
     copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    if package.rewritten is None:
-        _hold_small(copy, package.model.parent)
-        _integers(copy.graph)
-        _widen(copy)
+    copy.CopyFrom(package.proto)
+    _hold_small(copy, package.model.parent)
+    _integers(copy.graph)
     return replace(package, rewritten=copy)
 
 

@@ -37,7 +37,7 @@ class Held:
     Attributes:
         floats: no member of a quantised weight is among them.
         quantized: by the integers' name.
-        unread: initializers of 4 or 8 bits that no operator is known to dequantise.
+        unread: matrices of 2 to 8 bits that no operator is known to dequantise.
     """
 
     floats: tuple[Float, ...]
@@ -73,7 +73,7 @@ def read_held(proto: onnx.ModelProto, folder: Path) -> Held:
         for name, tensor in stored.items()
         if tensor.is_float and tensor.size and name not in members
     )
-    integers = [name for name, tensor in stored.items() if tensor.dtype in _INTEGERS and tensor.size > 1]
+    integers = [name for name, tensor in stored.items() if tensor.dtype in _INTEGERS and min(tensor.matrix) > 1]
     return Held(floats, packed, tuple(name for name in integers if name not in members))
 
 

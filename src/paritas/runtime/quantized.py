@@ -189,6 +189,11 @@ class _Graph:
             name = node.input[0]
         return self._tensors.get(name)
 
+    def gathered(self, name: str) -> Stored | None:
+        """The stored table of which a value is some rows."""
+        node = self._maker.get(name)
+        return self.behind(node.input[0]) if node is not None and node.op_type == "Gather" else None
+
     def scales_after(self, node: onnx.NodeProto) -> Stored | None:
         """The weight's scales by which a product of integers is multiplied later, times the activations' own."""
         for taker in self.takers(node):
@@ -226,6 +231,9 @@ def _of(node: onnx.NodeProto, graph: "_Graph") -> Iterator[Quantized]:
             yield from _table(_Parts(given[0], given[2], given[3]), values)
         case "DequantizeLinear" if given[0] and given[1] and len(given[0].shape) == 2:
             yield _linear(_Parts(given[0], given[1], given[2]), values, graph.takers(node))
+        case "DequantizeLinear" if given[1] and given[1].size == 1 and (table := graph.gathered(node.input[0])):
+            if len(table.shape) == 2:
+                yield _linear(_Parts(table, given[1], given[2]), {}, [], gathered=True)
         case "MatMulInteger" if given[1] and len(given[1].shape) == 2 and (scales := graph.scales_after(node)):
             yield _linear(_Parts(given[1], scales, given[3]), {}, [node])
         case _:
@@ -255,10 +263,12 @@ def _table(parts: _Parts, values: Mapping[str, Any]) -> Iterator[Quantized]:
         yield parts.packed(bits, rows, columns, block, gathered=True)
 
 
-def _linear(parts: _Parts, values: Mapping[str, Any], takers: list[onnx.NodeProto]) -> Quantized:
+def _linear(
+    parts: _Parts, values: Mapping[str, Any], takers: list[onnx.NodeProto], *, gathered: bool = False
+) -> Quantized:
     """Its users tell which way round the matrix is."""
-    gathered = any(node.op_type == "Gather" for node in takers)
-    by_rows = gathered or any(node.op_type == "Gemm" and attributes(node).get("transB") for node in takers)
+    gathered = gathered or any(node.op_type == "Gather" for node in takers)
+    by_rows = gathered or any(attributes(node).get("transB") for node in takers)
     rows, columns = parts.integers.shape if by_rows else parts.integers.shape[::-1]
     axis = int(values.get("axis", 1)) % 2
     block = int(values.get("block_size", 0))

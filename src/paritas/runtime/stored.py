@@ -52,12 +52,11 @@ class Stored:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Rows along the first axis, and everything else in them; a vector is one row."""
+        """Rows along the last axis, of all other axes together; a vector is one row."""
         long = [n for n in self.shape if n != 1]
         if len(long) < 2:
             return 1, self.size
-        lead = next(n for n in self.shape if n != 1)
-        return lead, self.size // lead
+        return self.size // long[-1], long[-1]
 
     def blocks(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """``(first row, rows)`` of :attr:`matrix`, in order."""

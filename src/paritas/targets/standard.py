@@ -102,7 +102,8 @@ def convolution(
 ) -> tuple[ir.Value, ir.Value]:
     """Each channel by itself, over ``past`` and x; see :meth:`paritas.targets.base.Target.convolution`."""
     op = graph.op
-    channels, _, kernel = (int(size) for size in weight.shape or ())
+    assert weight.shape is not None
+    channels, _, kernel = weight.shape.numpy()
     whole = op.Concat(past, x, axis=2)
     kept = graph.constant(np.array([1 - kernel]), f"last.{kernel - 1}")
     end, axis = graph.constant(np.array([2**62]), "end"), graph.constant(np.array([2]), "axis.2")

@@ -30,13 +30,14 @@ def write(evidence: Evidence, file: Path) -> None:
 
 def to_xml(evidence: Evidence) -> bytes:
     """The document, in UTF-8."""
-    outcomes = [_OUTCOMES.get(record.verdict) for record in evidence.probes]
+    records = (*evidence.probes, *_weights(evidence))
+    outcomes = [_OUTCOMES.get(record.verdict) for record in records]
     counts = {
         "tests": str(len(outcomes)),
         "failures": str(outcomes.count("failure")),
         "errors": str(outcomes.count("error")),
         "skipped": str(outcomes.count("skipped")),
-        "time": _seconds(sum(record.seconds for record in evidence.probes)),
+        "time": _seconds(sum(record.seconds for record in records)),
     }
     root = ElementTree.Element("testsuites", {"name": "paritas", **counts})
     suite = ElementTree.SubElement(
@@ -47,16 +48,27 @@ def to_xml(evidence: Evidence) -> bytes:
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in _properties(evidence):
         ElementTree.SubElement(properties, "property", {"name": name, "value": _text(value)})
-    for record in evidence.probes:
+    for record in records:
         _case(suite, record, evidence)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n"
+
+
+def _weights(evidence: Evidence) -> Iterator[ProbeRecord]:
+    """What is stored in less than fp32 is judged too, before anything is run."""
+    if (stored := evidence.precision) is not None and stored.verdict is not None:
+        yield ProbeRecord(
+            id="weights", runtime="package", boundary=stored.compared, verdict=stored.verdict, reason=stored.reason
+        )
 
 
 def _properties(evidence: Evidence) -> Iterator[tuple[str, str]]:
     yield "verdict", evidence.verdict.value
     if evidence.worst_floors is not None:
         yield "worst_floors", f"{evidence.worst_floors:.3g}"
+    if evidence.precision is not None:
+        yield "formats", ", ".join(f"{count} {name}" for name, count in evidence.precision.formats.items())
+        yield "compared", evidence.precision.compared
     yield "paritas", evidence.paritas
     yield "checkpoint_sha256", evidence.checkpoint.sha256
     for name, version in evidence.environment.model_dump().items():

@@ -53,11 +53,13 @@ class Parameter:
         name: transformers'.
         values: ``[rows, columns]``, fp32; writing into it changes the reference. A vector is one row.
         gathered: an embedding, whose rows are taken.
+        used: text goes through it; the image half of a multimodal checkpoint is not.
     """
 
     name: str
     values: Rows
     gathered: bool
+    used: bool = True
 
     @property
     def is_matrix(self) -> bool:
@@ -259,13 +261,15 @@ def _hashed(rows: Rows) -> Hashes:
 def _floats(parameter: Parameter, index: Index, own: Own) -> None:
     """In which dtype the package has a parameter; rounded to it, it is put in place."""
     values = parameter.values
-    roles = (True, False) if parameter.gathered else (False,)
-    for dtype, cast in CASTS.items():
-        if any(index.share(values, dtype, gathered=role) > _MOST for role in roles):
-            if dtype != "fp32":
-                values[:] = cast(values)
-            own.kept.append(Kept(None, (parameter.name,), dtype))
-            return
+    for role in (True, False) if parameter.gathered else (False,):
+        for dtype, cast in CASTS.items():
+            if index.share(values, dtype, gathered=role) > _MOST:
+                if dtype != "fp32":
+                    values[:] = cast(values)
+                own.kept.append(Kept(None, (parameter.name,), dtype))
+                return
+    if not parameter.used:
+        return
     if parameter.is_matrix:
         own.missing.append(parameter.name)
     elif (dtype := index.packed(values[0])) is not None:

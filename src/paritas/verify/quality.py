@@ -88,7 +88,7 @@ def measure(truths: Truths, exact: Decoder | None, shipped: Decoder | None) -> t
     Args:
         truths: with a package's own weights.
         exact: the package in fp32 arithmetic; None if it cannot be.
-        shipped: the package as it is; None if it does not run, or is the same.
+        shipped: the package as it is; None if it does not run.
     """
     tallies = {part: Tally() for part in PARTS}
     for name, truth in truths.by_name.items():
@@ -101,7 +101,7 @@ def measure(truths: Truths, exact: Decoder | None, shipped: Decoder | None) -> t
         pairs["graph"] = truth.logits, whole, truth.floors
         pairs["weights"] = original.logits, truth.logits, original.floors
         pairs["activations"] = whole, rough, truth.floors
-        pairs["package"] = original.logits, whole if shipped is None else rough, original.floors
+        pairs["package"] = original.logits, rough, original.floors
         for part, (want, got, floors) in pairs.items():
             if want is not None and got is not None and want.shape == got.shape and bool(np.isfinite(got).all()):
                 tallies[part].add(want, got, floors, ids)

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from paritas.checkpoint import Checkpoint
 from paritas.errors import Invalid
-from paritas.runtime.held import NARROW, Held
+from paritas.runtime.held import Held
 from paritas.verify.breaking import Fault, faults
 from paritas.verify.loading import first_line, load_reference, quiet, require_torch
-from paritas.verify.own import CASTS, Own, Parameter, install
+from paritas.verify.own import Own, Parameter, install
+from paritas.verify.scales import FACTORS, Scales
 from paritas.verify.tables import read_tables, rounds
 
 _PART = 1 << 22  # weights that are nudged at a time
@@ -65,7 +66,8 @@ class Reference:
         self._cache = _cache_name(self._model)
         # Dynamic RoPE stays at the longest call so far until a shorter one than the model's own context: a lone
         # token before each sequence makes it what it is for the first sequence.
-        self._remembers = any(rope.get("rope_type") == "dynamic" for rope in _ropes(self._model.config.get_text_config()))
+        ropes = _ropes(self._model.config.get_text_config())
+        self._remembers = any(rope.get("rope_type") == "dynamic" for rope in ropes)
         self.class_name: str = type(self._model).__name__
         self.facts = _facts(self._model)
 
@@ -129,7 +131,7 @@ class Reference:
     def hold(self, held: Held) -> Own:
         """From now on it computes with the numbers that a package stores, as far as they are the checkpoint's, rounded.
 
-        Weights, cosines and sines, and the embedding's scale: what transformers itself rounds in such a dtype.
+        Weights, cosines and sines, and factors of the configuration.
         """
         own = install(held, self._parameters())
         ropes = [module for name, module in self._model.named_modules() if name.endswith("rotary_emb")]
@@ -145,22 +147,39 @@ class Reference:
         embedding, head = self._model.get_input_embeddings().weight, self._model.get_output_embeddings()
         if head is not None and head.weight.data_ptr() == embedding.data_ptr():
             head.weight = self._torch.nn.Parameter(embedding.detach().clone(), requires_grad=False)
+        used = self._used()
         return tuple(
-            Parameter(name, each.detach().reshape(-1, each.shape[-1] if each.ndim else 1).numpy(), each is embedding)
+            Parameter(
+                name,
+                each.detach().reshape(-1, each.shape[-1] if each.ndim else 1).numpy(),
+                each is embedding,
+                name.rpartition(".")[0] in used,
+            )
             for name, each in self._model.named_parameters()
         )
 
+    def _used(self) -> set[str]:
+        """Names of the modules that text goes through."""
+        used: set[str] = set()
+        hooks = [
+            module.register_forward_pre_hook(lambda _module, _given, name=name: used.add(name))
+            for name, module in self._model.named_modules()
+        ]
+        self._call([[0, 1]], None)
+        for hook in hooks:
+            hook.remove()
+        return used
+
     def _round_scales(self, held: Held) -> None:
-        """The embedding's scale, where the package stores it as transformers rounds it."""
-        stored = [each.stored for each in held.floats if each.stored.size == 1]
-        values = {(each.dtype, float(each.vector()[0])) for each in stored}
+        """Factors of the configuration, and the embedding's scale, where the package stores them in a narrow dtype."""
+        scales = Scales.of(held)
         for name, buffer in self._model.named_buffers():
-            if not name.endswith("embed_scale") or ("fp32", float(buffer)) in values:
-                continue
-            for dtype in NARROW:
-                rounded = float(CASTS[dtype](np.array([float(buffer)], np.float32))[0])
-                if (dtype, rounded) in values:
-                    buffer.fill_(rounded)
+            if name.endswith("embed_scale"):
+                buffer.fill_(scales.stored(float(buffer)))
+        for thing in (*self._model.modules(), self._model.config.get_text_config()):
+            for name, value in list(vars(thing).items()):
+                if isinstance(value, float) and name.endswith(FACTORS):
+                    setattr(thing, name, scales.stored(value))
 
     @contextmanager
     def in_dtype(self, dtype: str) -> Generator[None]:

@@ -84,8 +84,9 @@ def _tokens(record: ProbeRecord) -> str:
 
 
 def _notes(evidence: Evidence) -> Iterator[Text]:
-    for runtime, text in evidence.signatures.items():
-        yield Text.assemble((f"{_runtime(runtime)}: ", "bold"), text)
+    for text in dict.fromkeys(evidence.signatures.values()):
+        runtimes = ", ".join(_runtime(name) for name, said in evidence.signatures.items() if said == text)
+        yield Text.assemble((f"{runtimes}: ", "bold"), text)
     for finding in evidence.findings:
         yield _finding(finding)
     for label, text in _power(evidence):

@@ -18,7 +18,7 @@ from paritas.checkpoint import Checkpoint
 from paritas.errors import Invalid, ParitasError
 from paritas.progress import Progress
 from paritas.runtime.decoder import Decoder
-from paritas.runtime.exact import activations, exact
+from paritas.runtime.exact import activations, exact, multiplied_exactly
 from paritas.runtime.held import NARROW, read_held
 from paritas.runtime.package import Package
 from paritas.verify import judging, quality
@@ -27,7 +27,7 @@ from paritas.verify.memory import recall_truths
 from paritas.verify.own import Kept, Own
 from paritas.verify.probes import Manner, Probe
 from paritas.verify.provenance import graph_sha256
-from paritas.verify.truth import Stores, Truths, find_truths
+from paritas.verify.truth import Rounded, Stores, Truths, find_truths
 from paritas.verify.verdict import Verdict
 
 Open = Callable[[Package, int], Decoder]
@@ -59,24 +59,32 @@ def truths_for(
 
 @dataclass(frozen=True)
 class Copy:
-    """The package in fp32 arithmetic, or why it cannot be."""
+    """The package in fp32 arithmetic, or why it cannot be.
+
+    Attributes:
+        package: what sessions are given.
+        obstacle: why the probes are not put to it; None if they are.
+        comparable: whether the reference has the package's weights, so that anything can be held against it.
+    """
 
     package: Package
-    obstacle: str | None
+    obstacle: str | None = None
+    comparable: bool = True
 
 
 def fp32_copy(package: Package, truths: Truths) -> Copy:
     """What the probes are put to."""
     if truths.rounded is None:
-        return Copy(package, None)
+        return Copy(package)
+    verdict, reason = _weights(truths.rounded.own)
+    if unread := read_held(package.proto, package.model.parent).unread:
+        return Copy(package, f"no operator is known to dequantise {unread[0]}", comparable=False)
+    if verdict is Verdict.INVALID:
+        return Copy(package, f"the reference does not have the package's weights: {reason}", comparable=False)
     try:
-        copy = exact(package)
+        return Copy(exact(package))
     except Invalid as error:
         return Copy(package, f"only as shipped: {error.fact}")
-    unread = read_held(package.proto, package.model.parent).unread
-    obstacle = f"no operator is known to dequantise {unread[0]}" if unread else _weights(truths.rounded.own)[1]
-    invalid = _weights(truths.rounded.own)[0] is Verdict.INVALID or unread
-    return Copy(copy, f"not held against anything: {obstacle}" if invalid else None)
 
 
 def shipped(
@@ -98,21 +106,34 @@ def shipped(
     except ParitasError as error:
         return [judging.not_tested(probe, runtime, f"as shipped it does not run here: {error.fact}")], None
     rounded = truths.rounded
-    if rounded is None or not rounded.dtype:
-        record, findings = judging.probe_record(decoder, probe, truths)
-        # Integers have no noise of their own to be measured in: all that can be judged is whether there are numbers.
-        lost = record.verdict is Verdict.INVALID or any(f.code == "logits-not-finite" for f in findings)
-        return ([(record, findings)] if lost else []), decoder
-    if not rounded.noise:
-        return [judging.not_tested(probe, runtime, f"{rounded.dtype}: {rounded.refused}")], decoder
+    if rounded is not None and rounded.noise:
+        return [_in_its_dtype(runtime, package, truths, rounded, open_, decoder, sharp=sharp)], decoder
+    record, findings = judging.probe_record(decoder, probe, truths)
+    # Without noise to measure in, all that can be judged is whether there are numbers.
+    if record.verdict is Verdict.INVALID or any(f.code == "logits-not-finite" for f in findings):
+        return [(record, findings)], decoder
+    refused = None if rounded is None or rounded.dtype is None else f"{rounded.dtype}: {rounded.refused}"
+    return ([judging.not_tested(probe, runtime, refused)] if refused else []), decoder
+
+
+def _in_its_dtype(
+    runtime: str, package: Package, truths: Truths, rounded: Rounded, open_: Open, as_is: Decoder, *, sharp: bool
+) -> judging.Judged:
+    """In units of what transformers loses in that dtype, which does not round activations to integers."""
+    probe = _probe(truths)
     noisy = {name: replace(truth, floors=rounded.noise[name]) for name, truth in truths.by_name.items()}
+    try:
+        longest = max(len(truth.sequence.ids) for truth in truths.by_name.values())
+        only_narrow = set(activations(package.proto)) <= set(NARROW)
+        decoder = as_is if only_narrow else open_(multiplied_exactly(package), longest)
+    except ParitasError as error:
+        return judging.not_tested(probe, runtime, f"with activations that are no integers: {error.fact}")
     record, findings = judging.probe_record(decoder, probe, replace(truths, by_name=noisy))
     if record.verdict is Verdict.PROVEN and not sharp:
-        reason = (
-            f"within {record.worst_floors:.1f} times what transformers loses in {rounded.dtype}, which proves nothing"
-        )
+        times = f"{record.worst_floors:.1f} times what transformers loses in {rounded.dtype}"
+        reason = f"only as shipped, where it loses {times}: a smaller fault is not seen"
         record = record.model_copy(update={"verdict": Verdict.NOT_TESTED, "reason": reason})
-    return [(record, findings)], decoder
+    return record, findings
 
 
 def _probe(truths: Truths) -> Probe:

@@ -87,7 +87,7 @@ def judge(
     probes = _with_padding_obstacle(truths.probes, package)
     copy, stored = fp32_copy(package, truths), precision(package, truths)
     judged = {runtime: _ask_all(runtime, copy, probes, truths, progress) for runtime in runtimes}
-    if truths.rounded is not None:
+    if truths.rounded is not None and copy.comparable:
         for runtime in runtimes:
             progress(f"{runtime}: as shipped", 0, 1)
             sharp = any(record.verdict is Verdict.PROVEN for record, _ in judged[runtime])

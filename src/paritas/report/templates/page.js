@@ -32,7 +32,9 @@ for (const strip of document.querySelectorAll("[data-cells]")) {
     readout.hidden = true;
   };
 
-  strip.tabIndex = 0;
+  const panel = [...strip.closest("table").querySelectorAll("[data-cells]")];
+  const row = panel.indexOf(strip);
+  strip.tabIndex = row ? -1 : 0; // one stop of the Tab key for each panel; arrows go on from there
   strip.setAttribute("role", "slider");
   strip.setAttribute("aria-valuemin", 0);
   strip.setAttribute("aria-valuemax", cells.length - 1);
@@ -45,7 +47,16 @@ for (const strip of document.querySelectorAll("[data-cells]")) {
   });
   strip.addEventListener("pointerleave", hide);
   strip.addEventListener("blur", hide);
+  strip.addEventListener("focus", () => {
+    for (const each of panel) each.tabIndex = each === strip ? 0 : -1;
+  });
   strip.addEventListener("keydown", (event) => {
+    const other = { ArrowUp: panel[row - 1], ArrowDown: panel[row + 1] }[event.key];
+    if (other) {
+      event.preventDefault();
+      other.focus();
+      return;
+    }
     const now = Number(strip.getAttribute("aria-valuenow"));
     const last = cells.length - 1;
     const to = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: last, PageUp: now - 10, PageDown: now + 10 }[event.key];
