@@ -76,6 +76,7 @@ def session(folder: Path, way: Way, spec: Experts, hidden: int) -> onnxruntime.I
 
 
 def main() -> None:
+    """Print a row a way."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, default in (("experts", 32), ("chosen", 4), ("hidden", 1024), ("width", 512), ("cycles", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -379,6 +379,22 @@ def test_projections_exchanged_behind_names_that_say_nothing(
     assert any(message in finding.message for finding in found.findings), found.findings
 
 
+# The head.
+
+
+def test_a_head_that_is_the_embedding_of_an_untied_model(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    tiny.tiny_llama(tmp_path / "untied", tie_word_embeddings=False)
+    package = made(tmp_path / "untied", tmp_path / "package")
+    assert audit(package, tmp_path / "untied").findings == ()
+    tables = "lm_head.weight", "model.embed_tokens.weight"
+    model = onnx.load(package / "model.onnx")
+    by_name = {tensor.name: tensor for tensor in model.graph.initializer}
+    by_name[tables[0]].raw_data = by_name[tables[1]].raw_data
+    onnx.save(model, package / "model.onnx")
+    found = audit(package, tmp_path / "untied")
+    assert codes(found) == {"head-tied", "weight-unused", "weight-swapped"}
+
+
 # The command, and its documents.
 
 

@@ -166,7 +166,8 @@ def test_a_wrong_activation(faulty: Callable[..., Path]) -> None:
 
 def test_a_fault_of_the_decode_alone(faulty: Callable[..., Path]) -> None:
     found = sources("kept-gemma3", faulty(positions_forget_the_past, "onnx"))
-    assert found == {"prefill": [], "decode": [f"model.layers.{i}.self_attn[attention]" for i in (0, 1)]}
+    turned = [f"model.layers.{i}.self_attn[rotation of {what}]" for i in (0, 1) for what in ("queries", "keys")]
+    assert found == {"prefill": [], "decode": turned}
 
 
 def test_a_norm_that_is_left_out_lies_within_the_region_that_is_wrong(faulty: Callable[..., Path]) -> None:

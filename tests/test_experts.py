@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import tiny
+from paritas.audit.run import audit
 from paritas.errors import ParitasError
 from paritas.export import export
 from paritas.graph import convolution, experts
@@ -240,6 +241,34 @@ def _stacked(tensors: dict[str, torch.Tensor], where: str) -> dict[str, torch.Te
         kept[f"{layer}mlp.experts.gate_up_proj"] = torch.stack(wide)
         kept[f"{layer}mlp.experts.down_proj"] = torch.stack([parts[layer, str(i), down] for i in range(count)])
     return kept
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["granitemoe", "gpt_oss", "lfm2", "qwen2_moe"])
+def test_the_audit_knows_where_every_expert_comes_from(
+    name: str, target: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    export(checkpoint(name), tmp_path / "package", TARGETS[target])
+    found = audit(tmp_path / "package", checkpoint(name))
+    assert [each for each in found.findings if each.severity != "note"] == []
+    assert set(found.identity.census) == {"identity"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["granitemoe", "gpt_oss", "qwen2_moe"])
+def test_the_audit_sees_a_row_of_an_expert_that_is_zero(
+    name: str, target: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    export(checkpoint(name), tmp_path / "package", TARGETS[target])
+    graph = onnx.load(tmp_path / "package" / "model.onnx", load_external_data=False).graph
+    (down,) = (each for each in graph.initializer if each.name == "model.layers.0.mlp.experts.down_proj.weight")
+    place = {entry.key: int(entry.value) for entry in down.external_data if entry.key in ("offset", "length")}
+    row = 4 * down.dims[-1]
+    with (tmp_path / "package" / "model.onnx.data").open("r+b") as data:
+        data.seek(place["offset"] + 3 * down.dims[1] * row)  # the first row of the fourth expert
+        data.write(bytes(row))
+    (finding,) = (each for each in audit(tmp_path / "package", checkpoint(name)).findings if each.severity == "error")
+    assert (finding.code, finding.where) == ("weight-row-zero", down.name)
 
 
 def test_an_expert_that_is_not_there_is_named(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

@@ -19,13 +19,15 @@ from paritas.verify.run import RUNTIMES
 from paritas.verify.verdict import PROVEN_FLOORS, Verdict
 
 RAW = ("onnxruntime",)
-IN_BOTH_RUNTIMES = {("gemma3", "onnx")} | {
+IN_BOTH_RUNTIMES = {("gemma3", "onnx"), ("lfm2", "onnx")} | {
     (name, "ort")  # one for each model.type that ORT GenAI has, and one for each way to write attention
     for name in (
         "gemma",
         "gemma2",
         "gemma3",
+        "gpt_oss",
         "granite",
+        "lfm2",
         "llama",
         "llama-heads-of-20",
         "mistral-window",

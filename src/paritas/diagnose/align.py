@@ -257,9 +257,13 @@ def _region(
     taken = {name for node in nodes for name in node.input}
     before = [other for other in cuts if other.value in taken and other.value != cut.value]
     inside = tuple(path for path in missing if _lies_within(path, before, cut, captured))
+    first = captured.prefill.first
+    same = {first[piece.point] for piece in cut.pieces}
+    others = [o for o in cuts if o.value != cut.value and same & {first[piece.point] for piece in o.pieces}]
+    elsewhere = {path for other in others for path in other.modules} - set(cut.modules)
     return Region(
         cut=cut,
-        names=tuple(named(piece.point, captured) for piece in cut.pieces),
+        names=tuple(named(piece.point, captured, elsewhere) for piece in cut.pieces),
         layer=captured.layer_of(captured.prefill.first[cut.pieces[0].point]),
         operator=telling([node.op_type for node in nodes]),
         inputs=tuple(dict.fromkeys(other.value for other in before)),

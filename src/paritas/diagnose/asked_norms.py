@@ -48,12 +48,13 @@ def like(module: Any, width: int, *, centred: bool | None = None, epsilon: float
     epsilon = (epsilon_of(module, width) or 0.0) if epsilon is None else epsilon
 
     class Norm(torch.nn.Module):
+        weight, bias, eps = getattr(module, "weight", None), getattr(module, "bias", None), epsilon
+
         def forward(self, values: Any) -> Any:
             given = values - values.mean(-1, keepdim=True) if centred else values
-            normed = given * torch.rsqrt(given.pow(2).mean(-1, keepdim=True) + epsilon)
-            weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-            normed = normed if weight is None else normed * (added + weight)
-            return normed if bias is None else normed + bias
+            normed = given * torch.rsqrt(given.pow(2).mean(-1, keepdim=True) + self.eps)
+            normed = normed if self.weight is None else normed * (added + self.weight)
+            return normed if self.bias is None else normed + self.bias
 
     return Norm()
 

@@ -158,12 +158,13 @@ class Driver:
             setattr(thing, name, was)
 
     @contextmanager
-    def replacing(self, path: str, module: Any) -> Generator[None]:
-        """Within, the submodule that the text model calls ``path`` is another one."""
+    def replacing(self, path: str, make: Callable[[Any], Any]) -> Generator[None]:
+        """Within, the submodule that the text model calls ``path`` is what ``make`` makes of it."""
         parent, _, name = path.rpartition(".")
         held = self.module(parent)
         own = self._paths.get(f"{path}", path).rpartition(".")[2]
-        with self.set(held, name if hasattr(held, name) else own, module):
+        name = name if hasattr(held, name) else own
+        with self.set(held, name, make(getattr(held, name))):
             yield
 
     @contextmanager

@@ -1,6 +1,6 @@
 """The reference's words for a region, and ONNX's."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from paritas.audit.sites import NORMS, PROJECTIONS
 from paritas.diagnose.capture import KEY, LOGITS, QUERY, Captured
@@ -17,13 +17,22 @@ _TELLING = (
 )
 
 
-def named(point: str, captured: Captured) -> str:
-    """The module that makes a tensor; where no module does, what its maker computes between its children."""
+def named(point: str, captured: Captured, elsewhere: Collection[str] = ()) -> str:
+    """The module that makes a tensor; where no module does, what its maker computes between its children.
+
+    Args:
+        point: of the tensor.
+        captured: the reference's tensors.
+        elsewhere: modules whose output is another value of the graph: what comes after it is named by who takes it.
+    """
     path, _, way = point.partition(":")
     if f":{way}" in (QUERY, KEY):
         return f"{path}[rotation of {'queries' if f':{way}' == QUERY else 'keys'}]"
     names = captured.prefill.names[captured.prefill.first[point]]
     made = [name.partition(":")[0] for name in names if name.endswith(":out")]
+    taker, _, way = point.partition(":")
+    if way == "in" and set(made) & set(elsewhere):
+        return f"{taker.rpartition('.')[0]}[to {taker.rpartition('.')[2]}]"
     for path in made:
         if not any(other.startswith(f"{path}.") for other in captured.modules):
             return path

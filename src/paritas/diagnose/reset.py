@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from paritas.audit.tensors import tensors
 from paritas.diagnose.align import Alignment, Cut, Region
 from paritas.diagnose.anchors import Piece
 from paritas.diagnose.capture import Array, Captured, Pass
@@ -25,6 +24,7 @@ from paritas.diagnose.skips import norms_alone
 from paritas.diagnose.taps import Taps, tap
 from paritas.runtime.package import Package
 from paritas.runtime.ports import read_ports
+from paritas.runtime.stored import tensors
 
 FACTOR = 8.0
 """A region may differ by so many times what rounding does to the reference's own arithmetic: other kernels round at

@@ -20,7 +20,7 @@ def rotations(view: View, found: Sequence[Anchor], captured: Captured) -> Iterat
     for node in view.nodes:
         if node.op_type == "RotaryEmbedding":
             origin = made.get(_origin(view, node, made))
-            point = None if origin is None or len(origin.pieces) > 1 else _rotated(origin.pieces[0], captured)
+            point = None if origin is None or origin.pieces[1:] else _rotated(origin.pieces[0], captured)
             if origin is not None and point is not None:
                 yield replace(origin, value=node.output[0], pieces=(Piece(point, 0, -1),), node=node)
 

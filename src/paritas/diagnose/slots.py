@@ -22,6 +22,7 @@ from paritas.audit.sites import NORMS, PROJECTIONS, Site
 from paritas.audit.sources import Source
 from paritas.audit.view import PASSES, View, operand
 from paritas.diagnose.edit import Edit
+from paritas.diagnose.slices import place_of, room_for
 
 Rows = NDArray[np.float32]
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -135,6 +136,9 @@ def slots(view: View, identity: Identity, sites: Sequence[Site], names: Iterable
     found: list[Slot] = []
     for use, tensors in zip(uses, told, strict=True):
         found += _slots(use, tensors, counts[use.record.name] > 1, sizes)
+    left = [use for use, tensors in zip(uses, told, strict=True) if not tensors and not use.record.quantized]
+    for use in left:
+        found += _sliced(view, use, found, identity.sources, shapes)
     return tuple(found)
 
 
@@ -168,7 +172,7 @@ def _by_pattern(uses: Sequence[Use], known: set[str]) -> list[tuple[str, ...]]:
             groups[number].append(place)
     honest = _are_honest(uses, known)
     votes: dict[tuple[int, int], Counter[tuple[str, ...]]] = defaultdict(Counter)
-    for number, places in groups.items():
+    for places in groups.values():
         for nth, place in enumerate(places):
             for suffixes, weight in _votes(uses[place], known, 3 if honest else 1):
                 votes[len(places), nth][suffixes] += weight
@@ -343,6 +347,24 @@ def _slots(use: Use, tensors: tuple[str, ...], shared: bool, sizes: Mapping[str,
     for tensor in tensors:
         yield Slot(tensor, _HEAD if is_head else tensor, use, start, start + sizes[tensor], shared)
         start += sizes[tensor]
+
+
+def _sliced(
+    view: View, use: Use, known: Sequence[Slot], sources: Mapping[str, Source], shapes: Mapping[str, tuple[int, int]]
+) -> Iterator[Slot]:
+    """A part of a tensor, whose row it begins at is told by its values, or by the only room that is left."""
+    flat = _flat(view.tensors[use.record.name].array()).astype(np.float32)
+    matrix = flat.T if use.transposed and flat.shape[1] > 1 else flat
+    (layer,), (rows, columns) = _layers([use]), matrix.shape
+    whole = {slot.tensor for slot in known if slot.stop - slot.start == shapes[slot.tensor][0]}
+    near = [tensor for tensor in shapes if layer_of(tensor) == layer and tensor not in whole]
+    starts = {tensor: place_of(matrix[0], rows, sources[tensor]) for tensor in near}
+    found = next(((tensor, start) for tensor, start in starts.items() if start is not None), None)
+    if found is None:
+        covered = {t: [(s.source, s.source + s.stop - s.start) for s in known if s.tensor == t] for t in near}
+        found = room_for(rows, columns, {t: ranges for t, ranges in covered.items() if ranges}, shapes)
+    if found is not None:
+        yield Slot(found[0], found[0], use, 0, rows, False, found[1])
 
 
 def _source(use: Use, tensor: str) -> int | None:

@@ -106,6 +106,6 @@ def _norm(case: Case, tensor: str, path: str) -> Difference:
         package=None,
         reference=weight,
         fact="is nowhere in the graph",
-        breaks=lambda: case.live.replacing(path, case.live.identity()),
+        breaks=lambda: case.live.replacing(path, lambda _: case.live.identity()),
         repairs=repairs if site is not None else None,
     )

@@ -111,7 +111,7 @@ def _with_epsilon(case: Case, norm: Norm, value: float) -> AbstractContextManage
     name = next((each for each in EPSILONS if isinstance(getattr(norm.module, each, None), float)), None)
     if name is not None:
         return case.live.set(norm.module, name, value)
-    return case.live.replacing(norm.path, like(norm.module, norm.width, epsilon=value))
+    return case.live.replacing(norm.path, lambda module: like(module, norm.width, epsilon=value))
 
 
 def _fused_epsilon(norm: Norm) -> tuple[float, str, int | None] | None:
@@ -153,6 +153,6 @@ def _kind(case: Case, norm: Norm) -> Iterator[Difference]:
         package=words[got],
         reference=words[wanted],
         fact=f"is a {words[got]}, the reference's a {words[wanted]}",
-        breaks=lambda: case.live.replacing(norm.path, like(norm.module, norm.width, centred=got)),
+        breaks=lambda: case.live.replacing(norm.path, lambda module: like(module, norm.width, centred=got)),
         repairs=lambda edit: edit.set_operator(output, operator, domain),
     )
