@@ -12,6 +12,7 @@ import pytest
 
 from paritas.audit.run import audit
 from paritas.checkpoint import open_checkpoint
+from paritas.diagnose.run import diagnose
 from paritas.export import export
 from paritas.report.build import of_verification
 from paritas.report.model import Report, Section
@@ -52,7 +53,8 @@ def reports_in(folder: Path, checkpoint: Callable[[str], Path], judge: Callable[
         make[kind](checkpoint(KIND), package)
         evidence = judge(KIND, package, "onnxruntime", "onnxruntime-genai")
         words = words_of(open_checkpoint(checkpoint(KIND)).tokenizer_files)
-        report = of_verification(evidence, kind, audit(package, checkpoint(KIND)), words)
+        diagnosis = diagnose(package, checkpoint(KIND)).diagnosis if kind == "wrong" else None
+        report = of_verification(evidence, kind, audit(package, checkpoint(KIND)), words, diagnosis)
         return Reported(package, evidence, report)
 
     return reported

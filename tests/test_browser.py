@@ -14,7 +14,7 @@ from browser import Browser
 from paritas.audit.run import audit
 from paritas.errors import ParitasError
 from paritas.report.build import of_audit, of_verification
-from paritas.report.model import Heatmap, Probes
+from paritas.report.model import Diagnosis, Heatmap, Probes
 from paritas.report.strips import LEVELS, level
 from paritas.report.write import write_page
 from paritas.verify.evidence import Evidence, Finding
@@ -128,16 +128,29 @@ def test_a_page_shows_what_the_report_says(
     browser.show(page(name), 1400)
     evidence = reports(name).evidence
     assert browser.run(TEXTS, "h1") == [f"{name} against {evidence.checkpoint.name}"]
-    assert browser.run(TEXTS, "h2") == HEADINGS
+    headings = [HEADINGS[0], "Why it diverges", *HEADINGS[1:]] if name == "wrong" else HEADINGS
+    assert browser.run(TEXTS, "h2") == headings
     assert browser.run(TEXTS, ".badge") == [evidence.verdict.value]
-    assert browser.run(TEXTS, "nav a") == HEADINGS
+    assert browser.run(TEXTS, "nav a") == headings
     rows: list[str] = browser.run(TEXTS, "#probes tbody tr")
     assert len(rows) == len(reports(name).section(Probes).rows)
     for record in evidence.probes:
         assert any(record.verdict.value in row and (record.reason or "") in row for row in rows), record.id
-    assert browser.run(TEXTS, ".findings .code code") == list(
+    assert browser.run(TEXTS, "#triage .findings .code code") == list(
         dict.fromkeys(finding.code for finding in reports(name).report.sections[0].findings)  # type: ignore[union-attr]
     )
+
+
+def test_the_diagnosis_is_shown_with_its_proof(browser: Browser, page: Callable[[str], Path], reports: Reports) -> None:
+    diagnosis = reports("wrong").section(Diagnosis)
+    browser.show(page("wrong"), 1400)
+    assert browser.run(TEXTS, "#diagnosis .code code") == [cause.code for cause in diagnosis.causes]
+    assert browser.run(TEXTS, "#diagnosis .code strong") == ["proved"] * len(diagnosis.causes)
+    sources = [each for each in diagnosis.regions if each.source and each.phase == "prefill"]
+    assert browser.run("return document.querySelectorAll('.depth i').length") == len(sources) > 0
+    assert len(browser.run(TEXTS, "#diagnosis details tbody tr")) == len(diagnosis.regions)
+    width = browser.run("return document.querySelector('.depth .tick').getBoundingClientRect().height")
+    assert width < 24  # on one line
 
 
 def test_a_strip_has_a_colour_for_every_cell(browser: Browser, page: Callable[[str], Path], reports: Reports) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from paritas.commands.options import Against, Cache, Force, Json, PackagePath, Quiet
+from paritas.commands.options import Against, Cache, Force, Json, PackagePath, Quiet, show_diagnosis
 from paritas.console import Screen
 from paritas.errors import Exit
 from paritas.outcome import command
@@ -27,6 +27,7 @@ def diagnose(
     """Find out why a package diverges: where, which cause, proven by one change both ways."""
     with command(quiet, as_json) as screen:
         from paritas.checkpoint.opening import locate
+        from paritas.diagnose.run import diagnose as run_diagnose
         from paritas.package.staging import check_output
         from paritas.runtime.package import open_package
 
@@ -34,21 +35,11 @@ def diagnose(
         if repair is not None:
             check_output(repair, force=force)
         with screen.progress() as progress:
-            found = diagnosed(screen, package, locate(against), progress, cache=cache)
+            found = run_diagnose(package, locate(against), progress, cache=cache)
+            show_diagnosis(screen, found.diagnosis)
             repaired = None if repair is None else _repaired(screen, found, repair, force, progress)
         screen.result(found.diagnosis.summary() | ({} if repaired is None else {"repair": repaired}))
         raise typer.Exit(Exit.DIVERGES if found.diagnosis.diverges and repaired is None else Exit.PROVEN)
-
-
-def diagnosed(screen: Screen, package: Path, checkpoint: Path, progress: Progress, *, cache: bool) -> Any:
-    """Diagnose, and show it."""
-    from paritas.diagnose.report import render
-    from paritas.diagnose.run import diagnose as run_diagnose
-
-    found = run_diagnose(package, checkpoint, progress, cache=cache)
-    if not (screen.quiet or screen.as_json):
-        screen.say(render(found.diagnosis))
-    return found
 
 
 def _repaired(screen: Screen, found: Any, out: Path, force: bool, progress: Progress) -> dict[str, Any]:

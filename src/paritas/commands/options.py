@@ -109,3 +109,11 @@ def show_evidence(screen: Screen, evidence: list[Any]) -> None:
         from paritas.verify.report import render
 
         screen.say(render(evidence[0]))
+
+
+def show_diagnosis(screen: Screen, diagnosis: Any) -> None:
+    """A person sees the causes and the ladder; whoever asked for silence or JSON does not."""
+    if not (screen.quiet or screen.as_json):
+        from paritas.diagnose.report import render
+
+        screen.say(render(diagnosis))

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from paritas.commands.diagnose import diagnosed
 from paritas.commands.options import (
     Against,
     Cache,
@@ -19,6 +18,7 @@ from paritas.commands.options import (
     check_junit,
     check_report,
     need_runtime,
+    show_diagnosis,
     show_evidence,
     write_junit,
 )
@@ -53,6 +53,7 @@ def verify(
     """Hold a package against transformers, logit by logit."""
     with command(quiet, as_json) as screen:
         from paritas.checkpoint.opening import locate
+        from paritas.diagnose.run import diagnose as run_diagnose
         from paritas.package.staging import check_writable
         from paritas.runtime.package import open_package
         from paritas.verify.evidence import FILE
@@ -78,18 +79,20 @@ def verify(
             evidence = (
                 replayed.evidence if replayed else run_verify(package, checkpoint, runtimes=runtimes or RUNTIMES, **how)
             )
+            wrong = evidence.verdict in (Verdict.DIVERGES, Verdict.UNEXPLAINED)
+            found = run_diagnose(package, checkpoint, progress, cache=cache).diagnosis if diagnose and wrong else None
             if report is not None:
                 from paritas.report import gather, write
 
-                write.write(gather.with_audit(evidence, package, checkpoint, progress), report)
+                write.write(gather.with_audit(evidence, package, checkpoint, progress, found), report)
         if out is not None:
             evidence.write(out)
         write_junit([evidence], junit)
         show_evidence(screen, [evidence])
         summary = (replayed or evidence).summary()
-        if diagnose and evidence.verdict in (Verdict.DIVERGES, Verdict.UNEXPLAINED):
-            with screen.progress() as progress:
-                summary["diagnosis"] = diagnosed(screen, package, checkpoint, progress, cache=cache).diagnosis.summary()
+        if found is not None:
+            show_diagnosis(screen, found)
+            summary["diagnosis"] = found.summary()
         if replayed is not None:
             screen.table("replay, in floors", rows([row.model_dump(mode="json") for row in replayed.rows]), gap=True)
         screen.result(summary)

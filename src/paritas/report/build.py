@@ -1,8 +1,9 @@
 """From a verification or an audit to its report."""
 
 from paritas.audit.run import Audit
+from paritas.diagnose.diagnosis import Diagnosis
 from paritas.errors import ParitasError
-from paritas.report import tables, triage
+from paritas.report import diagnosing, tables, triage
 from paritas.report.heatmap import heatmap
 from paritas.report.model import Report, Section, Surroundings, Weights
 from paritas.report.words import Words, no_words
@@ -11,7 +12,11 @@ from paritas.verify.evidence import Evidence
 
 
 def of_verification(
-    evidence: Evidence, package: str, audit: Audit | ParitasError | None = None, words: Words = no_words
+    evidence: Evidence,
+    package: str,
+    audit: Audit | ParitasError | None = None,
+    words: Words = no_words,
+    diagnosis: Diagnosis | None = None,
 ) -> Report:
     """The report of a verification.
 
@@ -20,10 +25,12 @@ def of_verification(
         package: what to call the package.
         audit: what an audit of the same package found, or why there was none; None leaves the weights out.
         words: the text of token ids.
+        diagnosis: why it diverges, if that was asked.
     """
     read = audit if isinstance(audit, Audit) else None
     sections: list[Section] = [
         triage.of_verification(evidence, read),
+        *([] if diagnosis is None else [diagnosing.section(diagnosis)]),
         heatmap(evidence),
         tables.probes(evidence),
         tables.tokens(evidence, words),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from paritas.audit.run import Audit, audit
 from paritas.checkpoint import open_checkpoint
+from paritas.diagnose.diagnosis import Diagnosis
 from paritas.errors import ParitasError
 from paritas.progress import Progress, silent
 from paritas.report import build
@@ -12,14 +13,16 @@ from paritas.report.words import words_of
 from paritas.verify.evidence import Evidence
 
 
-def with_audit(evidence: Evidence, package: Path, against: Path, progress: Progress = silent) -> Report:
+def with_audit(
+    evidence: Evidence, package: Path, against: Path, progress: Progress = silent, diagnosis: Diagnosis | None = None
+) -> Report:
     """The report of a verification and of an audit of the same files; where those cannot be audited, it says why."""
     try:
         audited: Audit | ParitasError = audit(package, against, progress)
     except ParitasError as error:
         audited = error
     words = words_of(open_checkpoint(against).tokenizer_files)
-    return build.of_verification(evidence, named(package), audited, words)
+    return build.of_verification(evidence, named(package), audited, words, diagnosis)
 
 
 def of_export(evidence: Evidence, name: str, against: Path) -> Report:

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from paritas.report import strips
+from paritas.report import diagnosing, strips
 from paritas.report.model import Fault, ProbeRow, Prompt, Report, ReportedFinding
 from paritas.report.triage import floors
 from paritas.verify.report import places
@@ -187,6 +187,7 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "where": _where,
     "tally": _tally,
     "probe_names": _probe_names,
+    "chart": diagnosing.chart,
     "paths": strips.paths,
     "numbers": strips.numbers,
     "ticks": strips.ticks,

@@ -205,6 +205,51 @@ class Power(Record):
     blind: tuple[str, ...] = Field(description="where no probe looked")
 
 
+class ProvedCause(Record):
+    """One cause of the divergence."""
+
+    code: str
+    where: str
+    message: str
+    explanation: str
+    references: tuple[str, ...] = Field(description="public reports of the same fault")
+    proof: str = Field(description="proved; repaired, not reproduced; reproduced, not repaired; not proved")
+
+
+class LadderStep(Record):
+    """One experiment on the whole model."""
+
+    words: str
+    floors: Compact = Field(description="worst difference with it")
+    mark: str = Field(description="what that says; empty for most")
+
+
+class Region(Record):
+    """One region of the package beside the reference's module."""
+
+    region: str
+    layer: int | None
+    phase: str = Field(description="prefill or decode")
+    operator: str
+    local: Compact | None = Field(description="relative error when it is fed with the reference's own tensors")
+    accumulated: Compact = Field(description="relative error in the whole package")
+    unit: Compact = Field(description="what rounding explains")
+    source: bool = Field(description="wrong by itself")
+
+
+class Diagnosis(Record):
+    """Why the package diverges."""
+
+    kind: Literal["diagnosis"] = "diagnosis"
+    title: str = "Why it diverges"
+    headline: str
+    causes: tuple[ProvedCause, ...]
+    ladder: tuple[LadderStep, ...]
+    tokens: int = Field(description="of the sequence on which the regions were compared")
+    regions: tuple[Region, ...] = Field(description="in the order of the computation")
+    remarks: tuple[str, ...] = Field(description="on fused operators, settings of the runtime, missing modules")
+
+
 class Surroundings(Record):
     """What it ran on, and what was compared."""
 
@@ -217,7 +262,8 @@ class Surroundings(Record):
 
 
 Section = Annotated[
-    Triage | Heatmap | Probes | Tokens | Precision | Weights | Power | Surroundings, Field(discriminator="kind")
+    Triage | Diagnosis | Heatmap | Probes | Tokens | Precision | Weights | Power | Surroundings,
+    Field(discriminator="kind"),
 ]
 
 
