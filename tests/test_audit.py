@@ -435,3 +435,14 @@ def test_tensors_of_the_checkpoint_are_read_as_they_are(checkpoint: Callable[[st
     source = Source(tensor.name, tensor)
     assert np.array_equal(np.concatenate(list(source.blocks())), tensor.read())
     assert source.hashes("fp32").shape == (source.rows,)
+
+
+def test_columns_of_a_tensor_are_recognised(checkpoint: Callable[[str], Path]) -> None:
+    from paritas.audit.match import match_columns
+    from paritas.audit.sources import Source
+
+    tensor = open_checkpoint(checkpoint("llama")).tensors["model.layers.0.mlp.up_proj.weight"]
+    whole = tensor.read()
+    (part,) = match_columns(whole[:, 7:20].copy(), "fp32", [Source(tensor.name, tensor)])
+    assert (part.tensor, part.transform, part.source) == (tensor.name, "columns", 7)
+    assert match_columns(whole[:, 7:20] + 1, "fp32", [Source(tensor.name, tensor)]) == ()

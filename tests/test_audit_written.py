@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+import tiny
 from paritas.audit.finding import Finding
 from paritas.audit.run import Audit, audit
 from paritas.export import export
@@ -280,3 +281,39 @@ def test_a_rotation_before_an_operator_is_read(
     assert [(each.code, each.where) for each in found] == (
         [("rope-pairing-wrong", "layers 0-6")] if interleaved else []
     )
+
+
+# Graphs that cannot run, and tables that are taken otherwise in longer calls.
+
+
+def test_an_attribute_that_the_runtime_does_not_know(
+    plain: Path, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(plain, tmp_path / "package")
+    model = onnx.load(plain / "model.onnx", load_external_data=False)
+    nodes(model.graph, "Attention")[2].attribute.append(onnx.helper.make_attribute("window", 8))
+    onnx.save(model, tmp_path / "package" / "model.onnx")
+    (found,) = errors(audit(tmp_path / "package", checkpoint("gemma3")))
+    assert found.code == "operator-attribute-unknown"
+    assert "has no attribute window" in found.message
+
+
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 5_000.0,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [1.5 + 0.7 * i for i in range(8)],
+    "original_max_position_embeddings": 32,
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_both_tables_of_a_longrope_are_read_and_the_switch_between_them(target: str, tmp_path: Path) -> None:
+    folder, package = tmp_path / "checkpoint", tmp_path / "package"
+    tiny.tiny_llama(folder, rope_parameters=dict(LONG), max_position_embeddings=128)
+    export(folder, package, TARGETS[target])
+    assert audit(package, folder).findings == ()
+    other = tmp_path / "other"
+    tiny.tiny_llama(other, rope_parameters={**LONG, "long_factor": [1.6 + 0.7 * i for i in range(8)]})
+    found = {each.code for each in errors(audit(package, other))}
+    assert found == {"rope-table-wrong"}

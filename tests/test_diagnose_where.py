@@ -19,8 +19,9 @@ from paritas.diagnose.depth import by_depth
 from paritas.diagnose.diagnosis import RegionError
 from paritas.diagnose.extract import extract
 from paritas.diagnose.fused import ThreeWay, three_way
+from paritas.diagnose.padded import padded
 from paritas.diagnose.reset import reset, whole
-from paritas.diagnose.rounding import Rows, rounding
+from paritas.diagnose.rounding import Rows, rounding, rounding_in_fp16
 from paritas.diagnose.runtime_bisect import bisect
 from paritas.diagnose.semantics import STATEMENTS
 from paritas.diagnose.session import Session, feeds
@@ -37,8 +38,12 @@ from paritas.verify.loading import load_reference
 from peers import WRONG
 from test_mutants import (
     MUTANTS,
+    Q_AND_K,
     Fault,
     in_spec,
+    in_tensors,
+    interleave,
+    padding_is_seen,
     positions_forget_the_past,
 )
 
@@ -86,13 +91,18 @@ def sources(checkpoint: str, package: Path) -> dict[str, list[str]]:
 
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
-    """``faulty(fault, target)``: our export of kept-gemma3 with a fault in it."""
+    """``faulty(fault, target)``: our export of kept-gemma3, or of another checkpoint, with a fault in it."""
 
-    def run(fault: Fault = lambda _: None, target: str = "ort", drop: tuple[str, ...] = ()) -> Path:
+    def run(
+        fault: Fault = lambda _: None,
+        target: str = "ort",
+        drop: tuple[str, ...] = (),
+        checkpoint: str = "kept-gemma3",
+    ) -> Path:
         out = tmp_path / "package"
         with monkeypatch.context() as patch:
             fault(patch)
-            export(DATA / "checkpoints" / "kept-gemma3", out, TARGETS[target], Options(drop=drop))
+            export(DATA / "checkpoints" / checkpoint, out, TARGETS[target], Options(drop=drop))
         return out
 
     return run
@@ -185,6 +195,64 @@ def test_an_early_fault_is_no_source_further_on(faulty: Callable[..., Path]) -> 
     late = [error for error in errors("kept-gemma3", faulty(change)) if error.layer == 1]
     assert all(error.accumulated > 100 * error.unit for error in late)
     assert not any(error.is_source for error in late)
+
+
+def rotate_interleaved(package: Path) -> None:
+    """The other pairing in every attention of a graph."""
+    graph = onnx.load(package / "model.onnx", load_external_data=False)
+    for node in graph.graph.node:
+        for attribute in node.attribute if node.op_type == "GroupQueryAttention" else ():
+            if attribute.name == "rotary_interleaved":
+                attribute.i = 1
+                break
+        else:
+            if node.op_type == "GroupQueryAttention":
+                node.attribute.append(onnx.helper.make_attribute("rotary_interleaved", 1))
+    onnx.save(graph, package / "model.onnx")
+
+
+def test_rows_in_another_order_are_wrong_only_if_nothing_knows_of_it(faulty: Callable[..., Path]) -> None:
+    package = faulty(in_tensors(Q_AND_K, interleave), checkpoint="kept-llama")
+    modules = [f"model.layers.{i}.self_attn.{name}_proj" for i in (0, 1) for name in ("q", "k")]
+    assert sources("kept-llama", package) == {"prefill": modules, "decode": modules}
+    rotate_interleaved(package)
+    assert sources("kept-llama", package) == {"prefill": [], "decode": []}
+
+
+def test_a_fault_of_padded_rows_alone(faulty: Callable[..., Path]) -> None:
+    opened, alignment = aligned("kept-gemma3", faulty(padding_is_seen, "onnx"))
+    _, captured, rounded = asked("kept-gemma3")
+    assert not [error for error in reset(opened, alignment, captured, rounded) if error.is_source]
+    found = [error for error in padded(opened, alignment, captured, rounded) if error.is_source]
+    assert [error.region for error in found] == [f"model.layers.{i}.self_attn[attention]" for i in (0, 1)]
+    assert {error.phase for error in found} == {"padded"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_padding_changes_nothing_in_our_own_package(faulty: Callable[..., Path], target: str) -> None:
+    opened, alignment = aligned("kept-gemma3", faulty(target=target))
+    _, captured, rounded = asked("kept-gemma3")
+    found = padded(opened, alignment, captured, rounded)
+    assert len(found) >= len(alignment.regions)
+    assert not [error for error in found if error.is_source]
+
+
+def test_a_package_in_fp16_is_held_against_rounding_in_fp16() -> None:
+    opened, alignment = aligned("kept-llama", DATA / "mobius-f16" / "kept-llama")
+    model, captured, rounded = asked("kept-llama")
+    assert alignment.is_fp16
+    halves = rounding_in_fp16(model, captured)
+    assert not [error for error in reset(opened, alignment, captured, halves) if error.is_source]
+    assert [error for error in reset(opened, alignment, captured, rounded) if error.is_source]
+
+
+def test_as_many_tokens_as_heads_are_not_mistaken_for_heads() -> None:
+    model, captured, _ = asked("kept-gemma3")
+    few = capture(model, IDS[:3])
+    assert captured.prefill.attention["model.layers.0.self_attn"].query.shape[0] == 3
+    for point in ("q_norm:in", "q_norm:out", "q_proj:out"):
+        name = f"model.layers.0.self_attn.{point}"
+        assert np.allclose(few.prefill.points[name], captured.prefill.points[name][:3], atol=1e-5)
 
 
 def test_the_reference_is_left_as_it_was() -> None:

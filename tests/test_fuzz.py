@@ -107,7 +107,7 @@ def rope(draw: random.Random, context: int) -> dict[str, Any]:
     llama3 = {"low_freq_factor": 1.0, "high_freq_factor": draw.choice([4.0, 3.3])}
     llama3["original_max_position_embeddings"] = context * draw.choice([1, 2, 4]) // 2
     yarn = {"factor": factor, "original_max_position_embeddings": llama3["original_max_position_embeddings"]}
-    yarn |= draw.choice([{}, {"beta_fast": 4.0, "beta_slow": 0.7, "truncate": False}, {"attention_factor": 1.07}])
+    yarn |= draw.choice([{}, {"beta_fast": 4.0, "beta_slow": 0.7}, {"attention_factor": 1.07}])
     kind, values = draw.choice(
         [("default", {}), ("linear", {"factor": factor}), ("llama3", {"factor": factor, **llama3}), ("yarn", yarn)]
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jsonschema
 import numpy as np
@@ -29,6 +30,7 @@ from paritas.runtime.package import Package, open_package
 from paritas.targets import TARGETS
 from paritas.verify import rounded, run
 from paritas.verify.evidence import Evidence, PrecisionRecord, json_schema, read
+from paritas.verify.junit import to_xml
 from paritas.verify.replay import replay
 from paritas.verify.report import render
 from paritas.verify.rounded import truths_for
@@ -246,6 +248,9 @@ def test_integers_that_make_up_for_their_errors_are_not_explained(make: Callable
     evidence = judged(*make(made))
     assert evidence.verdict is Verdict.UNEXPLAINED
     assert "GPTQ" in (precision(evidence).reason or "")
+    document = ElementTree.fromstring(to_xml(evidence))
+    assert document.attrib["failures"] == "1"  # every probe is proven: CI has to see the weights
+    assert document.find(".//testcase[@name='weights']/failure") is not None
 
 
 @pytest.mark.parametrize("how", [INT4, half()], ids=["int4", "fp16"])
@@ -317,6 +322,15 @@ def test_a_package_that_this_machine_cannot_run_as_it_is_says_so(make: Callable[
     (shipped,) = (record for record in evidence.probes if record.id == "shipped")
     assert shipped.verdict is Verdict.NOT_TESTED
     assert "as shipped it does not run here" in (shipped.reason or "")
+
+
+KEPT = Path(__file__).parent / "data" / "peers"
+
+
+@pytest.mark.parametrize("name", ["builder-int4/kept-llama", "mobius-f16/kept-llama"])
+def test_kept_packages_of_other_exporters_are_proven(name: str) -> None:
+    package = KEPT / name
+    assert judged(package, KEPT / "checkpoints" / package.name).verdict is Verdict.PROVEN
 
 
 PROVEN = Verdict.PROVEN

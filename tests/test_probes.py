@@ -243,14 +243,15 @@ def test_the_reference_has_a_floor_on_both_sides_of_a_switch(kind: str, tmp_path
     assert np.abs(one_pass[60] - decoded[60]).max() > 1e-3  # before the switch: other factors than in one pass
 
 
-def test_experts_refuse_fp64_and_the_record_says_so(tmp_path: Path) -> None:
+def test_experts_are_asked_in_fp64_too(tmp_path: Path) -> None:
+    """transformers multiplies grouped experts in fp32 alone; one after the other it computes them in any type."""
     config = Qwen3MoeConfig(
         **SMALL, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, head_dim=16, norm_topk_prob=True
     )
     truths = find_truths(open_checkpoint(saved(tmp_path / "model", config)))
-    assert "refuses" in truths.refused[FP64]
+    assert not truths.refused
     for truth in truths.by_name.values():
-        assert FP64 not in truth.variants
+        assert 0 < np.nanmax(truth.variants[FP64]) < 1e-4
         assert SDPA in truth.variants
         assert (truth.floors > 0).all()
     assert {"the experts' weights normalised otherwise"} <= {sight.fault for sight in truths.power}

@@ -157,6 +157,8 @@ def assert_layer_built(layer: Layer, index: int, module: Any, config: PreTrained
     for act_fn in (
         child for name, child in module.named_modules() if name.endswith(("act_fn", "activation_fn", ".act"))
     ):
+        if list(act_fn.parameters()):  # xIELU's have no values here
+            continue
         x = torch.linspace(-6, 6, 1001)
         assert torch.allclose(act_fn(x), ACT2FN[layer.mlp.activation.value](x), atol=1e-6)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    ApertusConfig,
     ArceeConfig,
     Cohere2Config,
     CohereConfig,
@@ -236,4 +237,6 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
         attn_logit_softcapping=2.0,
         final_logit_softcapping=5.0,
     ),
+    "apertus": of(ApertusConfig, **changed(COMMON, rope_parameters=LLAMA3), **UNTIED, attention_bias=True),
+    "apertus-silu": of(ApertusConfig, **COMMON, hidden_act="silu"),
 }

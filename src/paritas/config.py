@@ -228,6 +228,13 @@ class Config:
                 hint="Write rope_type, with the value that the model was trained with.",
             )
         nested["full_attention"].update(scaling)
+        if any(values.get("truncate") is False for values in nested.values()):
+            raise ParitasError(
+                "config-rope-ambiguous",
+                "truncate is false in the RoPE of one layer type: transformers looks for it beside the layer types alone",
+                place=self._at("rope_parameters"),
+                hint="Leave truncate out, or set it to true, which is what transformers computes.",
+            )
         for kind, values in nested.items():
             theta = self.number(flat[kind], default_thetas[kind]) if kind in flat else default_thetas[kind]
             values.setdefault("rope_theta", theta)

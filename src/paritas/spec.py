@@ -101,6 +101,7 @@ class Activation(StrEnum):
     GELU_TANH = "gelu_pytorch_tanh"
     RELU = "relu"
     RELU2 = "relu2"  # the square of relu
+    XIELU = "xielu"  # with two numbers of each layer's own, act_fn.alpha_p and act_fn.alpha_n
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ class Attending:
         packing: how queries, keys and values are taken from one projection.
         in_turn: heads take turns at key-value heads, not in groups.
         own: the part of the scale that an operator multiplies by.
+        rows: the value that says which rows of the tables are taken; None if those of the positions are.
     """
 
     layer: int
@@ -49,6 +50,7 @@ class Attending:
     packing: Packing | Unknown | None = UNKNOWN
     in_turn: bool | Unknown = UNKNOWN
     own: float | Unknown = UNKNOWN
+    rows: str | None = None
 
 
 def of_operator(view: View, site: Site, told: ToldLayer) -> Attending:
@@ -69,6 +71,7 @@ def of_operator(view: View, site: Site, told: ToldLayer) -> Attending:
         hides_padding=_hides_padding(view, site),
         positions=_positions(view, site),
         tables=tuple(dict.fromkeys(site.tables())),
+        rows=next(iter(site.positions()), None),
     )
 
 

@@ -17,6 +17,8 @@ from paritas.spec import Decoder
 
 # Buffers that old checkpoints store and transformers computes.
 _BUFFERS = ("*.rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias", "*position_ids", "*.rotary_emb.*_cached")
+# What a family may say of a configuration that is right all the same, and that another release writes otherwise.
+_UNREAD = frozenset({"config-key-unread", "config-rope-ambiguous", "config-value-wrong", "config-key-missing"})
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def expected(checkpoint: Checkpoint) -> Expected:
     except Unsupported as error:
         return Expected(checkpoint, checkpoint.tensors, None, _without_spec(error), _BUFFERS)
     except ParitasError as error:
-        if error.code not in ("config-key-unread", "config-rope-ambiguous"):
+        if error.code not in _UNREAD:
             raise
         return Expected(checkpoint, checkpoint.tensors, None, _without_spec(error), _BUFFERS)
     dropped = (*_BUFFERS, *(pattern for pattern, _ in family.DROPPED))

@@ -8,7 +8,7 @@ import numpy as np
 
 from paritas.audit.experts import as_gate_and_up
 from paritas.audit.hashing import of_columns, of_rows
-from paritas.audit.match import Part, match_rows, match_whole
+from paritas.audit.match import Part, match_columns, match_rows, match_whole
 from paritas.audit.nearest import Near, Scales, nearest
 from paritas.audit.sources import Index, Source
 from paritas.audit.vectors import match_stacked, match_vector
@@ -103,7 +103,7 @@ def identify(
     members = {name for weight in packed.values() for name in weight.members} | known
     stored = [t for t in view.tensors.values() if t.is_float and t.size > 1 and t.name not in members]
     weights = [as_gate_and_up(each, view) for each in stored]
-    found = [Source(name, tensor) for name, tensor in tensors.items() if tensor.size and tensor.shape]
+    found = [Source(name, tensor) for name, tensor in tensors.items() if tensor.size > 1]
     indexes: dict[tuple[str, int], Index] = {}
 
     def index(dtype: str, columns: int) -> Index:
@@ -202,6 +202,8 @@ def _without(
     matrices = [source for source in found if source.values is None]
     for transposed in _orientations(weight, view):
         matrix = whole.T if transposed else whole
+        if parts := match_columns(matrix, weight.dtype, matrices):
+            return replace(record, transposed=transposed, parts=parts)
         near = nearest(*matrix.shape, lambda a, b, m=matrix: m[a:b], matrices, hint)
         if near:
             return replace(record, transposed=transposed, near=tuple(near), rest=len(matrix) - near[-1].stop)

@@ -6,9 +6,10 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from paritas.audit.evaluate import evaluate
+from paritas.audit.evaluate import evaluate_part
 from paritas.audit.view import View
 
+LONGEST = 1024  # tokens at once, where there is no cache; a longer window is not seen
 _SEEN = -1e3  # an additive mask hides with far less, and shows with zero
 Visible = NDArray[np.bool_]
 
@@ -52,7 +53,7 @@ def integers(view: View, name: str, new: int, past: int, padded: int = 0) -> NDA
 def _evaluated(view: View, name: str, new: int, past: int, padded: int) -> list[NDArray[Any]] | None:
     key = (name, new, past, padded)
     if key not in view.memory:
-        view.memory[key] = evaluate(view, [name], feeds(view, new, past, padded))
+        view.memory[key] = evaluate_part(view, [name], feeds(view, new, past, padded), new)
     return view.memory[key]
 
 
@@ -64,12 +65,17 @@ def window_of(view: View, name: str, most: int) -> int | None:
         name: of the mask.
         most: a window up to this many keys is found.
     """
-    past = most + 8
-    seen = visible(view, name, 1, past)
+    new, past = (1, most + 8) if cached(view) else (min(most + 8, LONGEST), 0)
+    seen = visible(view, name, new, past)
     if seen is None:
         return None
-    count = int(seen[0].sum())
-    return 0 if count == past + 1 else count
+    count = int(seen[-1].sum())
+    return 0 if count == past + new else count
+
+
+def cached(view: View) -> bool:
+    """Whether the graph takes keys and values of earlier steps."""
+    return any(len(value.type.tensor_type.shape.dim) == 4 for value in view.proto.graph.input)
 
 
 def causal(view: View, name: str) -> bool | None:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paritas.audit.hashing import Hashes
-from paritas.audit.sources import Index, Rows, Source
+from paritas.audit.sources import CASTS, Index, Rows, Source
 
 _MOST = 0.5  # of the rows have to be a tensor's own before the others are called wrong
 
@@ -140,3 +140,19 @@ def _interleaved(hashes: Hashes, index: Index, candidates: Sequence[Source]) -> 
 
 def _numbers(mask: NDArray[np.bool_], start: int) -> tuple[int, ...]:
     return tuple(int(i) + start for i in np.flatnonzero(mask))
+
+
+def match_columns(matrix: Rows, dtype: str, sources: Iterable[Source]) -> tuple[Part, ...]:
+    """The tensor that a matrix is some columns of, or nothing: a layer stored [inputs, outputs] is packed so."""
+    cast = CASTS.get(dtype, CASTS["fp32"])
+    rows, columns = matrix.shape
+    for source in sources:
+        if source.rows != rows or source.columns <= columns:
+            continue
+        first = cast(source.first)
+        for place in np.flatnonzero(first[: source.columns - columns + 1] == matrix[0, 0])[:8]:
+            if np.array_equal(first[place : place + columns], matrix[0]):
+                whole = cast(source.read(0, rows))[:, place : place + columns]
+                if np.array_equal(whole, matrix):
+                    return (Part(source.name, "columns", 0, rows, source=int(place)),)
+    return ()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paritas.audit.attending import PROBE, Attending
 from paritas.audit.evaluate import evaluate_part
-from paritas.audit.masks import feeds
+from paritas.audit.masks import cached, feeds
 from paritas.audit.scoring import Scored, scored
 from paritas.audit.told import UNKNOWN, Told, ToldLayer, Unknown
 from paritas.audit.turning import Side, Way, first_position, normaliser, norms_of, once
@@ -40,7 +40,7 @@ def of_written(view: View, found: Sequence[Written], told: Told, norms: Norms) -
 
 def of_ways(view: View, found: Sequence[Written], told: Told, norms: Norms) -> list[Attending]:
     """How each of them attends, as far as the place where queries and keys meet."""
-    past = PROBE if any(len(v.type.tensor_type.shape.dim) == 4 for v in view.proto.graph.input) else 0
+    past = PROBE if cached(view) else 0
     ends = _ends(view, found, past)
     return [
         Attending(each.layer) if values is None else _read(each, values, told.layer(each.layer), norms, past)
@@ -82,7 +82,7 @@ def _read(each: Written, values: Mapping[str, Values], told: ToldLayer, norms: N
     except ValueError:  # numpy's, of shapes that are not those of queries and keys
         return Attending(each.layer)
     q, k = (side.found() for side in sides)
-    tables = _paired(each.q_tables, sides[0], q) | _paired(each.k_tables, sides[1], k)
+    tables = _paired(each.q_tables, values, q) | _paired(each.k_tables, values, k)
     read = Attending(each.layer, heads=len(sides[0].end), kv_heads=sides[1].own, tables=tuple(tables))
     if q is None or k is None:
         return read
@@ -148,11 +148,15 @@ def _by_head(value: NDArray[np.float64], count: int | None) -> NDArray[np.float6
     return value.reshape(value.shape[-2], count or 1, -1).swapaxes(0, 1)
 
 
-def _paired(names: Sequence[str], side: Side, way: tuple[Way, float] | None) -> dict[tuple[str, str], None]:
-    """Cosines and sines by name, in this order."""
-    if len(names) != 2 or len(side.rotations) != 2:
+def _paired(
+    names: Sequence[str], values: Mapping[str, Values], way: tuple[Way, float] | None
+) -> dict[tuple[str, str], None]:
+    """Cosines and sines by name, in this order; what else is multiplied by is no table."""
+    tables = [name for name in names if once(values[name], _NEW) is not None]
+    if len(tables) != 2:
         return {}
-    return {(names[1], names[0]) if way and way[0].exchanged else (names[0], names[1]): None}
+    cos, sin = reversed(tables) if way and way[0].exchanged else tables
+    return {(cos, sin): None}
 
 
 def _with(read: Attending, facts: Scored | None) -> Attending:

@@ -12,6 +12,7 @@ from paritas.audit.finding import layer_of
 from paritas.audit.identity import Identity, Provenance
 from paritas.audit.sites import PROJECTIONS
 from paritas.audit.view import View
+from paritas.runtime.stored import Stored
 
 _SHAPES = frozenset({"Shape", "Size"})
 _FARTHEST = 400  # nodes between a value and the products behind it
@@ -89,9 +90,21 @@ def projection_of(view: View, made: Mapping[str, Provenance], node: onnx.NodePro
     record = made.get(stored.name) if stored else None
     if record is None or stored is None:
         return None
-    width = max(part.stop for part in (*record.parts, *record.near))
     value = _after_bias(view, node.output[0])
-    return Projection(value, record, width, node.op_type in ("Gemm", "FusedGemm"), _kind(view, node, stored.dtype))
+    return Projection(
+        value,
+        record,
+        _width(node, stored, record),
+        node.op_type in ("Gemm", "FusedGemm"),
+        _kind(view, node, stored.dtype),
+    )
+
+
+def _width(node: onnx.NodeProto, stored: Stored, record: Provenance) -> int:
+    """Columns of the matrix that it multiplies by, where that lies as it is; else rows of the checkpoint's tensors."""
+    if node.input[1] == stored.name and not record.quantized and len(stored.shape) == 2:
+        return stored.shape[0 if any(a.name == "transB" and a.i for a in node.attribute) else 1]
+    return max(part.stop for part in (*record.parts, *record.near))
 
 
 def _kind(view: View, node: onnx.NodeProto, dtype: str) -> type[np.generic]:

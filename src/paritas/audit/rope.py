@@ -8,9 +8,10 @@ bit more. Three last bits of the angle, and the rounding of the table's type, ar
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from paritas.audit.attending import Attending
@@ -38,7 +39,6 @@ class Table:
         dtype: of the initializers; ``fp32`` of computed ones.
         positions, pairs: size.
         step: columns from one pair to the next.
-        first: row of position 0.
     """
 
     names: tuple[str, str]
@@ -48,7 +48,6 @@ class Table:
     _cos: Stored | Rows
     _sin: Stored | Rows
     step: int = 1
-    first: int = 0
 
     @property
     def stored(self) -> bool:
@@ -57,7 +56,7 @@ class Table:
 
     def rows(self, start: int, stop: int) -> tuple[Rows, Rows]:
         """Cosines and sines at positions ``[start, stop)``; of a table that holds each twice, each once."""
-        rows = (_part(table, self.first + start, self.first + stop) for table in (self._cos, self._sin))
+        rows = (_part(table, start, stop) for table in (self._cos, self._sin))
         cos, sin = (each[:, : self.pairs * self.step : self.step] for each in rows)
         return cos, sin
 
@@ -67,9 +66,17 @@ def _part(table: Stored | Rows, start: int, stop: int) -> Rows:
 
 
 def tables_of(view: View, names: Iterable[tuple[str, str]]) -> set[str]:
-    """The initializers that rotations take their cosines and sines from."""
-    stored = (_behind(view, name) for pair in names for name in pair)
-    return {each.name for each in stored if each is not None}
+    """The tensors that rotations take their cosines and sines from, or make them of."""
+    found: set[str] = set()
+    for name in dict.fromkeys(name for pair in names for name in pair):
+        stored = _behind(view, name)
+        if stored is not None:
+            found.add(stored.name)
+        else:
+            found |= {
+                each for node in view.behind(name) for each in (*node.input, *node.output) if each in view.tensors
+            }
+    return found
 
 
 def rope_findings(view: View, found: Sequence[Attending], told: Told, context: int) -> list[Finding]:
@@ -81,19 +88,25 @@ def rope_findings(view: View, found: Sequence[Attending], told: Told, context: i
         told: what should be.
         context: positions that the package says it covers.
     """
-    by_table: dict[tuple[str, str], list[int]] = defaultdict(list)
+    by_table: dict[tuple[tuple[str, str], str | None], list[int]] = defaultdict(list)
     for each in found:
         for names in each.tables:
-            by_table[names].append(each.layer)
+            by_table[names, each.rows].append(each.layer)
     result: list[Finding] = []
     stored: list[Table] = []
     wrong: dict[tuple[Rope, str], list[int]] = defaultdict(list)
-    for names, numbers in by_table.items():
+    for (names, rows), numbers in by_table.items():
         for rope in dict.fromkeys(told.layer(n).rope for n in numbers):
             if rope is None or isinstance(rope, Unknown):
                 continue
             of = sorted({n for n in numbers if told.layer(n).rope == rope})
-            read = list(_tables(view, names, rope, context if isinstance(told.context, Unknown) else told.context))
+            made_for = context if isinstance(told.context, Unknown) else told.context
+            border = switch(rope, made_for)
+            if border is None:
+                read = [(table, rope)] if (table := _table(view, names, made_for)) else []
+            else:
+                ends = ((border, rope), (made_for, far(rope)))
+                read = [(t, part) for count, part in ends if (t := _taken(view, names, rows, count))]
             if not read:
                 result.append(_not_audited(of, names))
             stored += [table for table, _ in read if table.stored]
@@ -121,8 +134,8 @@ def _rotated(found: Sequence[Attending], told: Told) -> Iterator[Finding]:
         rotates = bool(each.tables) or (not isinstance(each.steps, Unknown) and "rotary" in each.steps[0])
         if rope is None and rotates:
             unwanted.append(each.layer)
-        elif isinstance(rope, Rope) and not rotates:
-            (unread if isinstance(each.steps, Unknown) else missing).append(each.layer)
+        elif isinstance(rope, Rope) and not each.tables:
+            (unread if rotates or isinstance(each.steps, Unknown) else missing).append(each.layer)
     if missing:
         fact = "queries go from their projection into the attention without a rotation"
         yield Finding("rope-missing", "error", layers(missing), fact, "Rotate queries and keys, or set do_rotary.")
@@ -134,29 +147,48 @@ def _rotated(found: Sequence[Attending], told: Told) -> Iterator[Finding]:
             "rope-not-audited",
             "note",
             layers(unread),
-            "no rotary operator was found before the attention",
+            "no cosines and sines were found before the attention",
             "paritas verify compares logits at many positions.",
         )
 
 
-def _tables(view: View, names: tuple[str, str], rope: Rope, context: int) -> Iterator[tuple[Table, Rope]]:
-    """What the graph holds or computes, and the RoPE that it should be of; a LongRoPE has two."""
-    border = switch(rope, context)
+def _table(view: View, names: tuple[str, str], context: int) -> Table | None:
+    """What the graph holds, or computes at every position."""
     cos, sin = (_behind(view, name) for name in names)
-    if cos is not None and sin is not None and cos.matrix == sin.matrix:
-        positions, _ = cos.matrix
-        pairs, step = _pairs(cos.rows(0, min(positions, 64)))
-        table = Table((cos.name, sin.name), cos.dtype, positions, pairs, cos, sin, step)
-        if border is None or positions < border:
-            yield table, rope
-        else:
-            apart = positions == border + context  # two tables, one after the other
-            yield replace(table, positions=border), rope
-            yield replace(table, positions=context, first=border) if apart else table, far(rope)
-        return
-    for count, part in ((border, rope), (context, far(rope))) if border else ((context, rope),):
-        if (table := _computed(view, names, count or 0)) is not None:
-            yield table, part
+    if cos is None or sin is None or cos.matrix != sin.matrix:
+        return _computed(view, names, context)
+    positions, _ = cos.matrix
+    pairs, step = _pairs(cos.rows(0, min(positions, 64)))
+    return Table((cos.name, sin.name), cos.dtype, positions, pairs, cos, sin, step)
+
+
+def _taken(view: View, names: tuple[str, str], rows: str | None, count: int) -> Table | None:
+    """What a call of ``count`` tokens takes: the graph may take other rows of its tables in a longer call."""
+    cos, sin = (_behind(view, name) for name in names)
+    if cos is None or sin is None or cos.matrix != sin.matrix:
+        return _computed(view, names, count)
+    index = next((node.input[1] for node in _way(view, names[0]) if node.op_type == "Gather"), rows)
+    places = np.arange(count)
+    if index is not None:
+        values = evaluate_part(view, [index], feeds(view, count, 0), count)
+        if values is None or values[0].size != count:
+            return None
+        places = values[0].reshape(-1)
+    if places.max() >= cos.matrix[0]:
+        return None
+    every = [table.rows(0, cos.matrix[0])[places] for table in (cos, sin)]
+    pairs, step = _pairs(every[0][:64])
+    return Table((cos.name, sin.name), cos.dtype, count, pairs, every[0], every[1], step)
+
+
+def _way(view: View, name: str) -> Iterator[onnx.NodeProto]:
+    """Nodes from a value back to the table that it is rows of."""
+    for _ in range(12):
+        node = view.maker.get(name)
+        if node is None or node.op_type not in _THROUGH or not node.input:
+            return
+        yield node
+        name = node.input[0]
 
 
 def _pairs(rows: Rows) -> tuple[int, int]:
@@ -171,15 +203,9 @@ def _pairs(rows: Rows) -> tuple[int, int]:
 
 def _behind(view: View, name: str) -> Stored | None:
     """The table that rows are taken from by position."""
-    for _ in range(12):
-        if name in view.tensors:
-            stored = view.tensors[name]
-            return stored if stored.is_float and stored.matrix[0] > 1 else None
-        node = view.maker.get(name)
-        if node is None or node.op_type not in _THROUGH or not node.input:
-            return None
-        name = node.input[0]
-    return None
+    last = next(iter(reversed([node.input[0] for node in _way(view, name)])), name)
+    stored = view.tensors.get(last)
+    return stored if stored is not None and stored.is_float and stored.matrix[0] > 1 else None
 
 
 def _computed(view: View, names: tuple[str, str], context: int) -> Table | None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paritas.audit.evaluate import evaluate_part
-from paritas.audit.masks import feeds
+from paritas.audit.masks import LONGEST, cached, feeds
 from paritas.audit.told import UNKNOWN, Told, Unknown
 from paritas.audit.view import View
 from paritas.audit.windows import USUAL
@@ -19,7 +19,6 @@ from paritas.audit.written import Written
 
 Values = NDArray[Any]
 _NEW = 6
-_LONGEST = 1024  # tokens at once, where there is no cache; a longer window is not seen
 _LEVELS = (1e-2, 1.0, 1e2, 1e4, 1e5, 1e6)  # scores, one a row; in fp16 the last two are infinite
 
 
@@ -66,13 +65,12 @@ def scored(view: View, found: Sequence[Written], given: Mapping[str, Values], to
         return [None for _ in found]
     scores = dict(zip(names, values, strict=True))
     windows = [layer.window for layer in told.layers if isinstance(layer.window, int)]
-    cached = any(len(value.type.tensor_type.shape.dim) == 4 for value in view.proto.graph.input)
-    most = max([USUAL if cached else 0, *windows]) + 8
+    most = max([USUAL if cached(view) else 0, *windows]) + 8
     ask = _Asking(view, found, scores, given)
     zeros, levels = np.zeros(()), np.array(_LEVELS)[:, None]
     causal = ask.shown(_Step(_NEW, 0), zeros, True)
     padded = ask.shown(_Step(_NEW, 0, 2), zeros, True)
-    last = ask.shown(_Step(1, most) if cached else _Step(min(most, _LONGEST), 0), zeros, True)
+    last = ask.shown(_Step(1, most) if cached(view) else _Step(min(most, LONGEST), 0), zeros, True)
     chain = ask.shown(_Step(_NEW, 0), levels, False)
     masked = any("mask" in value.name for value in view.proto.graph.input)
     return [

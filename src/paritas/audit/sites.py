@@ -82,6 +82,8 @@ class Site:
 
     def positions(self) -> Iterator[str]:
         """Names of the position ids that rotations take."""
+        if self.operator == "GroupQueryAttention" and self.values.get("do_rotary"):
+            yield from filter(None, self.node.input[9:10])
         for trail in (self.q, self.k):
             if trail and trail.rotary is not None:
                 place = 1 if trail.rotary.domain == "com.microsoft" else 3

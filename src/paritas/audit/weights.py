@@ -1,5 +1,6 @@
 """Findings of weight identity: what is rounded, swapped, permuted, zeroed, doubled, unused, unexplained."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -11,6 +12,7 @@ from paritas.audit.view import View, operand
 from paritas.spec import QkNorm
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_PACKED = re.compile(r"qkv|query_key_value|c_attn|in_proj", re.IGNORECASE)
 _SHORT = ("fp16", "bf16")
 
 
@@ -20,7 +22,7 @@ def weight_findings(view: View, identity: Identity, expected: Expected) -> Itera
     yield from _wrong_offsets(view, identity, expected)
     yield from _roundings(identity)
     yield from _rows(identity)
-    yield from _permuted(identity)
+    yield from _permuted(identity, expected)
     yield from _named_wrongly(identity)
     yield from _unexplained(view, identity)
     yield from _unused(identity, expected)
@@ -155,17 +157,24 @@ def _rows_word(found: Sequence[int]) -> str:
     return f"row{'s' if len(found) > 1 else ''} {', '.join(f'{row:,}' for row in found[:3])}{more}"
 
 
-def _permuted(identity: Identity) -> Iterator[Finding]:
+def _permuted(identity: Identity, expected: Expected) -> Iterator[Finding]:
     found = [(r, part) for r in identity.initializers for part in r.parts if part.permuted and len(r.parts) == 1]
-    if found:
-        yield Finding(
-            "weight-rows-permuted",
-            "error",
-            _places([part.tensor for _, part in found]),
-            f"{len(found)} initializers hold the checkpoint's rows in another order (rotated pairs side by side, "
-            "or heads exchanged)",
-            "Keep the order of the rows, or say so to the operator that takes them (interleaved rotation).",
-        )
+    # Without a spec nobody knows how a packed tensor is packed: taking it apart needs its rows in another order.
+    packed = {part.tensor for _, part in found if expected.spec is None and _PACKED.search(part.tensor)}
+    groups: tuple[tuple[Severity, list[str]], ...] = (
+        ("error", [part.tensor for _, part in found if part.tensor not in packed]),
+        ("warning", [part.tensor for _, part in found if part.tensor in packed]),
+    )
+    for severity, tensors in groups:
+        if tensors:
+            yield Finding(
+                "weight-rows-permuted",
+                severity,
+                _places(tensors),
+                f"{len(tensors)} initializers hold the checkpoint's rows in another order (rotated pairs side by side, "
+                "or heads exchanged)",
+                "Keep the order of the rows, or say so to the operator that takes them (interleaved rotation).",
+            )
 
 
 def _named_wrongly(identity: Identity) -> Iterator[Finding]:

@@ -19,6 +19,10 @@ def diagnose(
     repair: Annotated[
         Path | None, typer.Option("--repair", metavar="OUT", help="Write the repaired package, once it is proven.")
     ] = None,
+    repro: Annotated[
+        Path | None,
+        typer.Option("--repro", metavar="FOLDER", help="Write a small reproducer that runs with onnxruntime alone."),
+    ] = None,
     cache: Cache = True,
     force: Force = False,
     quiet: Quiet = False,
@@ -34,9 +38,13 @@ def diagnose(
         open_package(package)  # what is wrong with it is told before a checkpoint is looked for, maybe on the Hub
         if repair is not None:
             check_output(repair, force=force)
+        if repro is not None:
+            check_output(repro, force=force)
         with screen.progress() as progress:
             found = run_diagnose(package, locate(against), progress, cache=cache)
             show_diagnosis(screen, found.diagnosis)
+            if repro is not None:
+                _reproduced(screen, found, repro)
             repaired = None if repair is None else _repaired(screen, found, repair, force, progress)
         screen.result(found.diagnosis.summary() | ({} if repaired is None else {"repair": repaired}))
         raise typer.Exit(Exit.DIVERGES if found.diagnosis.diverges and repaired is None else Exit.PROVEN)
@@ -64,3 +72,10 @@ def _repaired(screen: Screen, found: Any, out: Path, force: bool, progress: Prog
         "worst_floors": done.evidence.worst_floors,
         "changes": list(done.lines),
     }
+
+
+def _reproduced(screen: Screen, found: Any, out: Path) -> None:
+    from paritas.diagnose.reproducer import SCRIPT, write_reproducer
+
+    region = write_reproducer(found.scene, found.diagnosis, out)
+    screen.say(f"\n[bold]{escape(str(out))}[/]: {escape(region.region)} alone; python {escape(str(out / SCRIPT))}")

@@ -51,6 +51,12 @@ class Cut:
     modules: tuple[str, ...]
     confidence: float
 
+    @property
+    def declared(self) -> onnx.ValueInfoProto:
+        """Its type, and its shape with the tokens left open."""
+        sizes = [size if place and size > 0 else None for place, size in enumerate(self.layout.shape)]
+        return onnx.helper.make_tensor_value_info(self.value, self.element, sizes)
+
     def wanted(self, one: Pass) -> Array:
         """The reference's ``[tokens, features]``."""
         return wanted(self.pieces, one)
@@ -102,6 +108,11 @@ class Alignment:
     sums: Mapping[str, onnx.NodeProto]
     missing: tuple[str, ...]
     unexplained: tuple[str, ...]
+
+    @property
+    def is_fp16(self) -> bool:
+        """Whether it computes in that type."""
+        return any(cut.element == onnx.TensorProto.FLOAT16 for cut in self.cuts)
 
 
 def align(package: Package, view: View, identity: Identity, captured: Captured) -> Alignment:

@@ -61,7 +61,7 @@ class Anchor:
 
 def anchors(view: View, identity: Identity, captured: Captured) -> Sequence[Anchor]:
     """Inputs and outputs of every module whose weight is found in the graph."""
-    modules = _Modules(captured)
+    modules = _Modules(captured, identity)
     found: list[Anchor] = []
     for record in identity.initializers:
         if not record.parts and not record.near:
@@ -90,15 +90,20 @@ def sum_of(node: onnx.NodeProto) -> str:
 class _Modules:
     """Paths of the reference's modules by the tensors that they own."""
 
-    def __init__(self, captured: Captured) -> None:
-        self._captured = captured
+    def __init__(self, captured: Captured, identity: Identity) -> None:
+        self._captured, self._sources = captured, identity.sources
         self._paths = frozenset(point.partition(":")[0] for point in captured.prefill.points)
 
     def of(self, tensor: str, *, gathers: bool) -> str | None:
         """The module that computes with a tensor; a tied one is the embedding's for a gather, else the head's."""
-        path = self._path(tensor.rpartition(".")[0])
+        path = self._path(tensor.rpartition(".")[0]) or self._owner(tensor)
         ends = (self._captured.embedding, self._captured.head)
         return ends[0 if gathers else 1] if path in ends else path
+
+    def _owner(self, tensor: str) -> str | None:
+        """By the values: transformers may call a module otherwise than the checkpoint does."""
+        source = self._sources[tensor]
+        return self._captured.owners.get((source.shape, source.first.tobytes()))
 
     def _path(self, given: str) -> str | None:
         if given in self._paths:

@@ -4,10 +4,8 @@ They are read by torch's hooks and by transformers' own registry of attention fu
 model is as it was afterwards. Every tensor is kept as ``[tokens, features]``: one batch row, heads side by side.
 """
 
-import importlib
 import inspect
-import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from paritas.diagnose.attending import Attending, attention_told, joined
 from paritas.verify.loading import quiet, require_torch
 
 Array = NDArray[np.floating[Any]]
@@ -24,27 +23,6 @@ LOGITS = ":logits"
 """The point of what the model gives back, after all that follows its head."""
 QUERY, KEY = ":query", ":key"
 """Points of what attention is called with for the new tokens, behind the path of the module that attends."""
-_NAME = "paritas_capture"  # under which the attention function is registered as long as it is used
-
-
-@dataclass(frozen=True)
-class Attending:
-    """One call of the attention function, exactly as transformers makes it.
-
-    Attributes:
-        query: ``[heads, tokens, head_dim]``, after norms and RoPE.
-        key, value: ``[kv_heads, tokens seen, head_dim]``, those of the cache among them.
-        mask: added to the scores, ``[tokens, tokens seen]``; None if there is none.
-        scaling: of the scores; None where the function's own default is left.
-        softcap: of the scores; None if there is none.
-    """
-
-    query: Array
-    key: Array
-    value: Array
-    mask: Array | None
-    scaling: float | None
-    softcap: float | None
 
 
 @dataclass(frozen=True)
@@ -57,12 +35,14 @@ class Pass:
         points: ``module path:in`` and ``:out`` -> ``[tokens, features]``, in the order of the computation. A module
             that is called again has ``#2`` behind its path.
         attention: path of the module that attends -> its call.
+        heads_first: points whose tensors are ``[1, heads, tokens, width]``.
     """
 
     ids: tuple[int, ...]
     past: int
     points: Mapping[str, Array]
     attention: Mapping[str, Attending] = field(default_factory=dict[str, Attending])
+    heads_first: frozenset[str] = frozenset()
 
     @cached_property
     def first(self) -> Mapping[str, str]:
@@ -88,6 +68,7 @@ class Captured:
         modules: path of every module that was called -> its class, in the order of the first calls.
         weighted: paths of modules that own parameters.
         embedding, head: paths of the modules at the two ends; None if the class does not tell.
+        owners: shape and first row of a weight, as bytes -> path of the module that owns it, if only one does.
         layers: path of the list that the layers are in (``model.layers``); empty if there is none.
     """
 
@@ -96,6 +77,7 @@ class Captured:
     weighted: frozenset[str]
     embedding: str | None
     head: str | None
+    owners: Mapping[tuple[tuple[int, ...], bytes], str]
     layers: str
 
     @property
@@ -126,25 +108,52 @@ def capture(model: Any, ids: Sequence[int], prefill: int | None = None) -> Captu
     Raises:
         ParitasError: ``verify-needs-torch``.
     """
-    torch, _ = require_torch()
     modules = {module: path for path, module in model.named_modules() if path}
     pieces = [tuple(ids)] if prefill is None else [tuple(ids[:prefill]), *((token,) for token in ids[prefill:])]
     called: list[str] = []
     passes: list[Pass] = []
     cache, past = None, 0
     for new in pieces:
-        recorder = _Recorder(modules, len(new))
-        with torch.inference_mode(), quiet(), recorder.listening(model):
-            output = call(model, new, cache, keep=len(pieces) > 1)
+        recorder, output = _recorded(model, modules, new, cache, keep=len(pieces) > 1)
         cache = output[cache_name(model)] if len(pieces) > 1 else None
-        recorder.keep(LOGITS, output.logits)
-        passes.append(Pass(new, past, recorder.points, recorder.attention))
+        passes.append(Pass(new, past, recorder.points, recorder.attention, frozenset(recorder.heads_first)))
         called += [path for path in recorder.called if path not in called]
         past += len(new)
     weighted = frozenset(path for module, path in modules.items() if any(True for _ in module.parameters(False)))
     ends = (modules.get(model.get_input_embeddings()), modules.get(model.get_output_embeddings()))
     classes = {path: type(module).__name__ for module, path in modules.items()}
-    return Captured(tuple(passes), {path: classes[path] for path in called}, weighted, *ends, _layers(model))
+    return Captured(
+        tuple(passes), {path: classes[path] for path in called}, weighted, *ends, _owners(modules), _layers(model)
+    )
+
+
+def _owners(modules: Mapping[Any, str]) -> dict[tuple[tuple[int, ...], bytes], str]:
+    found: dict[tuple[tuple[int, ...], bytes], list[str]] = {}
+    for module, path in modules.items():
+        weight = getattr(module, "weight", None)
+        if weight is not None and weight.ndim:
+            first = weight.detach()[0] if weight.ndim > 1 else weight.detach()
+            found.setdefault((tuple(weight.shape), first.float().numpy().tobytes()), []).append(path)
+    return {key: paths[0] for key, paths in found.items() if len(paths) == 1}
+
+
+def _recorded(
+    model: Any, modules: Mapping[Any, str], ids: Sequence[int], cache: Any, keep: bool
+) -> tuple["_Recorder", Any]:
+    """One call. Where there are as many tokens as heads, a call with one token more tells the two apart."""
+    torch, _ = require_torch()
+    recorder = _Recorder(modules, len(ids))
+    with torch.inference_mode(), quiet(), recorder.listening(model):
+        output = call(model, ids, cache, keep)
+    if recorder.unclear:
+        longer = _Recorder(modules, len(ids) + 1)
+        with torch.inference_mode(), quiet(), longer.listening(model):
+            call(model, [*ids, ids[0]], None, False)
+        recorder = _Recorder(modules, len(ids), longer.heads_first)
+        with torch.inference_mode(), quiet(), recorder.listening(model):
+            output = call(model, ids, cache, keep)
+    recorder.keep(LOGITS, output.logits)
+    return recorder, output
 
 
 def call(model: Any, ids: Sequence[int], cache: Any, keep: bool) -> Any:
@@ -161,16 +170,17 @@ def cache_name(model: Any) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
-def joined(heads: Array) -> Array:
-    """``[heads, tokens, width]`` as ``[tokens, features]``."""
-    return heads.swapaxes(0, 1).reshape(heads.shape[1], -1)
+def tokens_first(array: Array, tokens: int, *, heads_first: bool) -> Array | None:
+    """``[tokens, features]`` of one batch row; None if it is no row of so many tokens.
 
-
-def tokens_first(array: Array, tokens: int) -> Array | None:
-    """``[tokens, features]`` of one batch row, whether heads lie before or behind the tokens; None if it is neither."""
+    Args:
+        array: ``[1, tokens, ...]``, ``[tokens, ...]``, or ``[1, heads, tokens, width]``.
+        tokens: how many.
+        heads_first: whether it is the last.
+    """
     if not array.ndim or array.shape[0] not in (1, tokens) or array.size % tokens:
         return None
-    if array.ndim == 4 and array.shape[2] == tokens != array.shape[1]:
+    if heads_first:
         array = array.swapaxes(1, 2)
     axis = next((i for i, size in enumerate(array.shape) if size != 1), 0)
     if array.shape[axis] != tokens and tokens != 1:
@@ -181,7 +191,10 @@ def tokens_first(array: Array, tokens: int) -> Array | None:
 class _Recorder:
     """What hooks hear during one forward call."""
 
-    def __init__(self, modules: Mapping[Any, str], tokens: int) -> None:
+    def __init__(self, modules: Mapping[Any, str], tokens: int, known: Collection[str] | None = None) -> None:
+        self.heads_first: set[str] = set()
+        self.unclear: set[str] = set()
+        self._known = known
         self.points: dict[str, Array] = {}
         self.attention: dict[str, Attending] = {}
         self.called: list[str] = []
@@ -201,9 +214,22 @@ class _Recorder:
             yield
 
     def keep(self, point: str, tensor: Any) -> None:
-        array = tokens_first(tensor.detach().float().numpy(), self._tokens)
+        array = tokens_first(
+            tensor.detach().float().numpy(), self._tokens, heads_first=self._has_heads_first(point, tensor)
+        )
         if array is not None:
             self.points[point] = array
+
+    def _has_heads_first(self, point: str, tensor: Any) -> bool:
+        if tensor.ndim != 4 or tensor.shape[2] != self._tokens:
+            return False
+        if tensor.shape[1] == self._tokens > 1 and self._known is None:
+            self.unclear.add(point)
+            return False
+        if tensor.shape[1] == self._tokens > 1 and point not in (self._known or ()):
+            return False
+        self.heads_first.add(point)
+        return True
 
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         path = self._modules[module]
@@ -231,38 +257,6 @@ def floats(values: Sequence[Any]) -> Iterator[Any]:
     """The floating-point tensors among them."""
     torch, _ = require_torch()
     yield from (value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point())
-
-
-@contextmanager
-def attention_told(model: Any, tell: Callable[[Any, Attending], None]) -> Generator[None]:
-    """Within, ``tell`` hears of every call of the class's own eager attention; nothing if it cannot be heard."""
-    masking = importlib.import_module("transformers.masking_utils")
-    modeling = importlib.import_module("transformers.modeling_utils")
-    eager = getattr(sys.modules[type(model).__module__], "eager_attention_forward", None)
-    if eager is None or model.config._attn_implementation != "eager":
-        yield
-        return
-
-    def told(module: Any, query: Any, key: Any, value: Any, mask: Any, **given: Any) -> Any:
-        own = getattr(sys.modules[type(module).__module__], "eager_attention_forward", eager)
-        tell(module, _attending(query, key, value, mask, given))
-        return own(module, query, key, value, mask, **given)
-
-    modeling.AttentionInterface.register(_NAME, told)
-    masking.AttentionMaskInterface.register(_NAME, masking.eager_mask)
-    try:
-        model.set_attn_implementation(_NAME)
-        yield
-    finally:
-        model.set_attn_implementation("eager")
-        modeling.AttentionInterface._global_mapping.pop(_NAME)
-        masking.AttentionMaskInterface._global_mapping.pop(_NAME)
-
-
-def _attending(query: Any, key: Any, value: Any, mask: Any, given: Mapping[str, Any]) -> Attending:
-    each = [tensor.detach()[0].numpy() for tensor in (query, key, value)]
-    added = None if mask is None else mask.detach()[0, 0, :, : key.shape[2]].numpy()
-    return Attending(each[0], each[1], each[2], added, given.get("scaling"), given.get("softcap"))
 
 
 def _digest(array: Array) -> bytes:

@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from paritas.diagnose.align import Alignment, Cut
-from paritas.diagnose.capture import Array, Captured, call, floats, tokens_first
+from paritas.diagnose.capture import Array, Captured, call, floats
 from paritas.diagnose.extract import extract
 from paritas.diagnose.session import Session, feeds
 from paritas.diagnose.skips import norms_alone
@@ -58,7 +58,10 @@ def by_depth(package: Package, alignment: Alignment, captured: Captured, model: 
         return ()
     ports = read_ports(package.model, package.head_size)
     end = borders[last]
-    part = extract(_tail(alignment, end.value), [end.value], [ports.logits], {end.value: end.element})
+    taker = _taker(end, captured)
+    if taker is None:
+        return ()
+    part = extract(_tail(alignment, end.value), [end.value], [ports.logits], {end.value: end.declared})
     session = Session(part.proto, package.model)
     one = captured.prefill
     fed = feeds(ports, one.ids, 0, {})
@@ -67,7 +70,7 @@ def by_depth(package: Package, alignment: Alignment, captured: Captured, model: 
         rows = cut.layout.read(taps.passes[0][cut.value], len(one.ids))
         given = session.run(fed | {end.value: end.layout.written(rows)}, [part.outputs[ports.logits]])
         logits = given[part.outputs[ports.logits]].astype(np.float64)
-        wanted = _lens(model, one.ids, cut.wanted(one), _taker(end, captured))
+        wanted = _lens(model, one.ids, cut.wanted(one), taker)
         apart = np.abs(logits.reshape(wanted.shape) - wanted).max(axis=1)
         found.append(Depth(layer, float(apart.max()), tuple(float(each) for each in apart)))
     return tuple(found)
@@ -99,11 +102,11 @@ def _borders(alignment: Alignment, captured: Captured) -> Mapping[int, Cut]:
     return found
 
 
-def _taker(end: Cut, captured: Captured) -> str:
-    """The module that is given what the last layer gives."""
+def _taker(end: Cut, captured: Captured) -> str | None:
+    """The module that is given what the last layer gives; None if ``end`` is not that."""
     names = captured.prefill.names[captured.prefill.first[end.pieces[0].point]]
     taken = [name.partition(":")[0] for name in names if name.endswith(":in")]
-    return next(path for path in taken if captured.layer_of(path) is None)
+    return next((path for path in taken if captured.layer_of(path) is None), None)
 
 
 def _lens(model: Any, ids: Sequence[int], rows: Array, taker: str) -> NDArray[np.float64]:
@@ -120,6 +123,4 @@ def _lens(model: Any, ids: Sequence[int], rows: Array, taker: str) -> NDArray[np
         handle = model.get_submodule(taker).register_forward_pre_hook(replaced, with_kwargs=True)
         stack.callback(handle.remove)
         logits = call(model, ids, None, keep=False).logits
-    found = tokens_first(logits.numpy(), len(ids))
-    assert found is not None
-    return found.astype(np.float64)
+    return logits.numpy()[0].astype(np.float64)

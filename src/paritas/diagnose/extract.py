@@ -23,7 +23,10 @@ class Extract:
 
 
 def extract(
-    proto: onnx.ModelProto, inputs: Collection[str], outputs: Sequence[str], elements: Mapping[str, int] | None = None
+    proto: onnx.ModelProto,
+    inputs: Collection[str],
+    outputs: Sequence[str],
+    declared: Mapping[str, onnx.ValueInfoProto] | None = None,
 ) -> Extract:
     """The nodes that compute ``outputs`` from ``inputs``, from inputs of the graph and from initializers.
 
@@ -34,7 +37,7 @@ def extract(
         proto: the whole graph; it is not changed, and its external data is not opened.
         inputs: names of values that are given.
         outputs: names of values that are computed.
-        elements: ONNX's element types of the inputs; what is not in it is taken as the graph declares it, else fp32.
+        declared: types and shapes of inputs; what is not in it is taken as the graph declares it, else as fp32.
     """
     cuts = frozenset(inputs)
     makers = {name: node for node in proto.graph.node for name in node.output if name}
@@ -49,7 +52,7 @@ def extract(
             _separate(copied, cuts, renamed)
     taken = {name for node in part.graph.node for name in _taken(node)}
     part.graph.initializer.extend(each for each in proto.graph.initializer if each.name in taken - cuts)
-    _add_ports(part, proto, taken, {name: (elements or {}).get(name, 0) for name in cuts})
+    _add_ports(part, proto, taken & cuts, taken, declared or {})
     for name in outputs:
         part.graph.output.append(onnx.helper.make_empty_tensor_value_info(renamed.get(name, name)))
     return Extract(part, {name: renamed.get(name, name) for name in outputs})
@@ -101,13 +104,16 @@ def _separate(node: onnx.NodeProto, cuts: frozenset[str], renamed: dict[str, str
             node.output[place] = renamed.get(name, name + COMPUTED)
 
 
-def _add_ports(part: onnx.ModelProto, proto: onnx.ModelProto, taken: set[str], cuts: Mapping[str, int]) -> None:
-    """Inputs: the graph's own that are taken, and what is given, with its type; shapes of the latter are left open."""
-    declared = {value.name: value.type.tensor_type.elem_type for value in proto.graph.value_info}
+def _add_ports(
+    part: onnx.ModelProto,
+    proto: onnx.ModelProto,
+    cuts: Collection[str],
+    taken: Collection[str],
+    declared: Mapping[str, onnx.ValueInfoProto],
+) -> None:
+    """Inputs: the graph's own that are taken, and what is given."""
+    known = {value.name: value for value in (*proto.graph.value_info, *declared.values())}
     own = {value.name: value for value in proto.graph.input}
-    for name in sorted(taken & (cuts.keys() | own.keys())):
-        if name in own:
-            part.graph.input.append(own[name])
-        else:
-            element = cuts[name] or declared.get(name) or onnx.TensorProto.FLOAT
-            part.graph.input.append(onnx.helper.make_tensor_value_info(name, element, None))
+    for name in sorted(name for name in taken if name in own or name in cuts):
+        fallback = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+        part.graph.input.append(own.get(name) or known.get(name) or fallback)

@@ -17,7 +17,7 @@ from paritas.diagnose.align import Alignment, Region
 from paritas.diagnose.capture import Captured, Pass
 from paritas.diagnose.extract import between
 from paritas.diagnose.reset import FACTOR, Fed, fed
-from paritas.diagnose.rounding import LAST_BIT, Rows, distance
+from paritas.diagnose.rounding import LAST_BIT, LAST_BIT_OF_FP16, Rows, distance
 from paritas.diagnose.semantics import stated, statement
 from paritas.diagnose.semantics.stating import NotStated
 from paritas.runtime.package import Package
@@ -117,16 +117,17 @@ def _compared(
     unit: list[Rows] = []
     for one, rounds, call in zip(passes, rounded, calls, strict=True):
         inputs = [call.taken.get(name) if name else None for name in node.input]
+        short = call.made[node.output[0]].dtype == np.float16
         try:
-            wide, narrow = stated(node, inputs, np.float64), stated(node, inputs, np.float32)
+            wide, narrow = (stated(node, inputs, kind) for kind in (np.float64, np.float16 if short else np.float32))
         except NotStated as why:
             return ThreeWay(told.region, told.node, told.operator, unstated=str(why))
         rows = _flat(wide)
         kernel.append(distance(_flat(call.made[node.output[0]]), rows))
-        own.append(distance(_flat(narrow), rows))
+        own.append(np.maximum(distance(_flat(narrow), rows), LAST_BIT_OF_FP16 if short else LAST_BIT))
         if node.output[0] == region.cut.value:
             apart.append(distance(region.cut.layout.read(wide, len(one.ids)), region.cut.wanted(one)))
-            unit.append(rounds[region.cut.pieces[0].point])
+            unit.append(rounds.get(region.cut.pieces[0].point, np.full(len(one.ids), LAST_BIT)))
     worst, limit = _worst(kernel, own)
     documented, allowed = _worst(apart, unit) if apart else (None, 0.0)
     return ThreeWay(told.region, told.node, told.operator, worst, limit, documented, allowed)
@@ -139,6 +140,6 @@ def _flat(value: NDArray[Any]) -> NDArray[Any]:
 
 def _worst(errors: Sequence[Rows], units: Sequence[Rows]) -> tuple[float, float]:
     error, unit = np.concatenate(errors), np.concatenate(units)
-    allowed = FACTOR * np.maximum(unit, max(float(np.quantile(unit, 0.9)), LAST_BIT))
+    allowed = FACTOR * np.maximum(unit, np.quantile(unit, 0.9))
     place = int(np.argmax(error / allowed))
     return float(error[place]), float(allowed[place])

@@ -5,7 +5,7 @@ from the reference: an error that a region shows there was made in it. A decode 
 the regions made of the reference's tensors.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ def cut_graph(
     proto = onnx.ModelProto()
     proto.CopyFrom(alignment.proto)
     alone = norms_alone(proto, alignment.sums, frozenset(values) - open_values)
-    given = {cut.value: cut.element for cut in alignment.cuts if cut.value not in open_values}
+    given = {cut.value: cut.declared for cut in alignment.cuts if cut.value not in open_values}
     outputs = list(dict.fromkeys([*(alone.get(value, value) for value in values), *more]))
     part = extract(proto, given, outputs, given)
     names = {value: part.outputs[alone.get(value, value)] for value in values}
@@ -143,7 +143,7 @@ def fed(
     carried: Mapping[str, NDArray[Any]] = {}
     for one in captured.passes:
         given = feeds(ports, one.ids, one.past, carried)
-        cut = {name: v for name, v in _reference(alignment.cuts, one).items() if name not in open_values}
+        cut = {name: v for name, v in reference(alignment.cuts, one).items() if name not in open_values}
         out = session.run(given | cut, list(names.values()))
         results = {value: out[name] for value, name in names.items()}
         carried = handed_on(ports, results)
@@ -151,13 +151,37 @@ def fed(
     return tuple(found)
 
 
-def _reference(cuts: Iterable[Cut], one: Pass) -> dict[str, NDArray[Any]]:
+def reference(cuts: Iterable[Cut], one: Pass) -> dict[str, NDArray[Any]]:
     """The reference's tensors as the graph has them; a value that is two of them is the earlier."""
     found: dict[str, NDArray[Any]] = {}
     for cut in cuts:
         kind = onnx.helper.tensor_dtype_to_np_dtype(cut.element)
         found.setdefault(cut.value, cut.layout.written(cut.wanted(one)).astype(kind))
     return found
+
+
+def errors_of(
+    phase: str,
+    alignment: Alignment,
+    passes: Sequence[Pass],
+    rounded: Sequence[_Rows],
+    read: Sequence[Mapping[str, NDArray[Any]]],
+    alone: Sequence[Mapping[str, NDArray[Any]]],
+) -> Iterator[RegionError]:
+    """Of each region, over calls that belong together.
+
+    Args:
+        phase: what the calls are.
+        alignment: of the package.
+        passes: the reference's tensors, of each call.
+        rounded: what rounding does to each of them.
+        read: the cuts' values in the whole package.
+        alone: the same, made of the reference's tensors.
+    """
+    for region in alignment.regions if passes else ():
+        for name, piece in zip(region.names, region.cut.pieces, strict=True):
+            worst = _measured(region, piece, passes, rounded, read, alone)
+            yield _error(region, name, worst, phase)
 
 
 def _errors(
@@ -167,14 +191,11 @@ def _errors(
     read: Sequence[Mapping[str, NDArray[Any]]],
     alone: Sequence[Mapping[str, NDArray[Any]]],
 ) -> list[RegionError]:
-    found: list[RegionError] = []
-    for phase, calls in (("prefill", slice(0, 1)), ("decode", slice(1, None))):
-        passes = captured.passes[calls]
-        for region in alignment.regions if passes else ():
-            for name, piece in zip(region.names, region.cut.pieces, strict=True):
-                worst = _measured(region, piece, passes, rounded[calls], read[calls], alone[calls])
-                found.append(_error(region, name, worst, phase))
-    return found
+    return [
+        error
+        for phase, calls in (("prefill", slice(0, 1)), ("decode", slice(1, None)))
+        for error in errors_of(phase, alignment, captured.passes[calls], rounded[calls], read[calls], alone[calls])
+    ]
 
 
 def _error(region: Region, name: str, worst: _Measured, phase: str) -> RegionError:
@@ -203,10 +224,16 @@ def _measured(
     cut = region.cut
     accumulated = np.concatenate([_rows(cut, piece, one, v[cut.value]) for one, v in zip(passes, read, strict=True)])
     local = np.concatenate([_rows(cut, piece, one, v[cut.value]) for one, v in zip(passes, alone, strict=True)])
-    unit = np.concatenate([each[piece.point] for each in rounded])
+    unit = np.concatenate([_unit(each, piece, one) for each, one in zip(rounded, passes, strict=True)])
     unit = np.maximum(FACTOR * np.maximum(unit, np.quantile(unit, 0.9)), SPREAD * region.terms**0.5 * LAST_BIT)
     worst = int(np.argmax(local / unit))
     return _Measured(float(accumulated.max()), float(local[worst]), float(unit[worst]))
+
+
+def _unit(rounded: _Rows, piece: Piece, one: Pass) -> Rows:
+    """One rounding, where nothing more is known of a point."""
+    known = rounded.get(piece.point)
+    return np.full(len(one.ids), LAST_BIT) if known is None else known
 
 
 def _rows(cut: Cut, piece: Piece, one: Pass, value: NDArray[Any]) -> Rows:

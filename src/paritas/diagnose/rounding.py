@@ -9,34 +9,39 @@ row, since that is what such a product is right to. Where the arithmetic is ill-
 a kernel that is right to the last bit of what it is given is still right.
 """
 
+import copy
 import importlib
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paritas.diagnose.attending import Attending, attention_told, joined
 from paritas.diagnose.capture import (
     KEY,
     LOGITS,
     QUERY,
     Array,
-    Attending,
     Captured,
     Pass,
-    attention_told,
     cache_name,
     call,
     floats,
-    joined,
     tokens_first,
 )
-from paritas.verify.loading import quiet, require_torch
+from paritas.errors import Invalid
+from paritas.verify.loading import first_line, quiet, require_torch
 
 Rows = NDArray[np.float64]
 LAST_BIT = 2.0**-24
 """Half a unit in the last place of fp32: what one rounding may do to a number."""
+
+
+LAST_BIT_OF_FP16 = 2.0**-11
+Handed = Callable[[Array, bool, np.random.Generator], Array]
+"""What a module is given for a captured tensor; whether that is a product with a matrix; random numbers."""
 
 
 def distance(one: Array, other: Array) -> Rows:
@@ -59,26 +64,43 @@ def rounding(model: Any, captured: Captured) -> tuple[Mapping[str, Rows], ...]:
         captured: its tensors.
 
     Raises:
-        RuntimeError: of torch, where an operator of the class has no fp64.
+        Invalid: ``reference-refused``: an operator of the class has no fp64.
     """
-    modules = {module: path for path, module in model.named_modules() if path}
-    found: list[Mapping[str, Rows]] = []
+    torch, _ = require_torch()
     model.double()
     try:
-        cache = None
-        for one in captured.passes:
-            again = _Again(modules, one, captured.weighted)
-            with quiet(), again.listening(model):
-                output = call(model, one.ids, cache, keep=len(captured.passes) > 1)
-            cache = output[cache_name(model)] if len(captured.passes) > 1 else None
-            again.hear(LOGITS, output.logits)
-            found.append(_rows(one, again.heard))
+        with _plain_experts(model), _wide(torch):
+            return _again(model, captured, _moved, LAST_BIT)
     finally:
         model.float()
+
+
+def rounding_in_fp16(model: Any, captured: Captured) -> tuple[Mapping[str, Rows], ...]:
+    """The same for a package in fp16: what the reference's own modules do to their tensors in that type.
+
+    Raises:
+        Invalid: ``reference-refused``: an operator of the class has no fp16.
+    """
+    half = copy.deepcopy(model).half()
+    with _plain_experts(half):
+        return _again(half, captured, _halved, LAST_BIT_OF_FP16)
+
+
+def _again(model: Any, captured: Captured, handed: Handed, last: float) -> tuple[Mapping[str, Rows], ...]:
+    modules = {module: path for path, module in model.named_modules() if path}
+    found: list[Mapping[str, Rows]] = []
+    cache = None
+    for one in captured.passes:
+        again = _Again(modules, one, captured.weighted, handed)
+        with quiet(), again.listening(model), _refusals():
+            output = call(model, one.ids, cache, keep=len(captured.passes) > 1)
+        cache = output[cache_name(model)] if len(captured.passes) > 1 else None
+        again.hear(LOGITS, output.logits)
+        found.append(_rows(one, again.heard, last))
     return tuple(found)
 
 
-def _rows(one: Pass, heard: Mapping[str, Array]) -> Mapping[str, Rows]:
+def _rows(one: Pass, heard: Mapping[str, Array], last: float) -> Mapping[str, Rows]:
     """The largest of all names of a tensor: it is what its maker did, and then only handed on."""
     each = {point: distance(array, one.points[point]) for point, array in heard.items() if point in one.points}
     found: dict[str, Rows] = {}
@@ -86,20 +108,20 @@ def _rows(one: Pass, heard: Mapping[str, Array]) -> Mapping[str, Rows]:
         given = [each[name] for name in names if name in each]
         if given:
             most: Rows = np.max(given, axis=0)
-            usual = max(float(np.quantile(most, 0.9)), LAST_BIT)
+            usual = max(float(np.quantile(most, 0.9)), last)
             for name in names:
                 found[name] = np.maximum(most, usual)
     return found
 
 
 class _Again:
-    """Hooks of one fp64 call: keep what is computed, hand on what was captured."""
+    """Hooks of one call in another arithmetic: keep what is computed, hand on what was captured."""
 
-    def __init__(self, modules: Mapping[Any, str], one: Pass, weighted: frozenset[str]) -> None:
+    def __init__(self, modules: Mapping[Any, str], one: Pass, weighted: frozenset[str], handed: Handed) -> None:
         self.heard: dict[str, Array] = {}
         self._modules, self._pass, self._weighted = modules, one, weighted
         self._torch, _ = require_torch()
-        self._random = np.random.default_rng(one.past)
+        self._handed, self._random = handed, np.random.default_rng(one.past)
         self._counts: dict[str, int] = {}
         self._running: dict[str, list[str]] = {}
 
@@ -114,16 +136,16 @@ class _Again:
                     stack.callback(handle.remove)
             stack.enter_context(attention_told(model, self._attends))
             stack.enter_context(self._torch.inference_mode())
-            stack.enter_context(_wide(self._torch))
             yield
 
     def _attends(self, module: Any, call: Attending) -> None:
         path = self._modules[module]
-        self.heard[path + QUERY] = joined(call.query)
-        self.heard[path + KEY] = joined(call.key[:, -call.query.shape[1] :])
+        self.heard[path + QUERY] = joined(call.query).astype(np.float64)
+        self.heard[path + KEY] = joined(call.key[:, -call.query.shape[1] :]).astype(np.float64)
 
     def hear(self, point: str, tensor: Any) -> None:
-        array = tokens_first(tensor.detach().numpy(), len(self._pass.ids))
+        first = point in self._pass.heads_first
+        array = tokens_first(tensor.detach().double().numpy(), len(self._pass.ids), heads_first=first)
         if array is not None:
             self.heard[point] = array
 
@@ -145,7 +167,10 @@ class _Again:
     def _after(self, module: Any, _: Any, output: Any) -> Any:
         path = self._modules[module]
         name = self._running[path].pop()
-        if isinstance(output, self._torch.Tensor) and output.is_floating_point():
+        if not isinstance(output, self._torch.Tensor):
+            for place, tensor in enumerate(floats(output if isinstance(output, tuple) else ())):  # pyright: ignore
+                self.hear(f"{name}:out" + (f".{place}" if place else ""), tensor)
+        elif output.is_floating_point():
             self.hear(f"{name}:out", output)
             if path in self._weighted:
                 return self._captured(f"{name}:out", output, product=_multiplies(module))
@@ -156,22 +181,52 @@ class _Again:
         array = self._pass.points.get(point)
         if array is None or array.size != like.numel():
             return like
-        tensor = self._torch.from_numpy(self._moved(array.astype(np.float64), product))
+        tensor = self._torch.from_numpy(self._handed(array, product, self._random))
         tokens = len(self._pass.ids)
-        if like.ndim == 4 and like.shape[2] == tokens != like.shape[1]:
+        if point in self._pass.heads_first:
             return tensor.view(like.shape[0], tokens, like.shape[1], like.shape[3]).transpose(1, 2)
         return tensor.view(like.shape)
 
-    def _moved(self, array: Rows, product: bool) -> Rows:
-        size = np.abs(array)
-        last = 2 * LAST_BIT * (size.max(axis=1, keepdims=True) if product else size)
-        return array + last * self._random.uniform(-1, 1, array.shape)
+
+def _moved(array: Array, product: bool, random: np.random.Generator) -> Array:
+    """In fp64, a last bit of fp32 away."""
+    wide = array.astype(np.float64)
+    size = np.abs(wide)
+    last = 2 * LAST_BIT * (size.max(axis=1, keepdims=True) if product else size)
+    return wide + last * random.uniform(-1, 1, array.shape)
+
+
+def _halved(array: Array, product: bool, random: np.random.Generator) -> Array:
+    with np.errstate(over="ignore"):
+        return array.astype(np.float16)
 
 
 def _multiplies(module: Any) -> bool:
     """Whether a module's weight is a matrix that it multiplies by, rather than looks rows up in."""
     weight = getattr(module, "weight", None)
     return weight is not None and weight.ndim == 2 and not hasattr(module, "num_embeddings")
+
+
+@contextmanager
+def _plain_experts(model: Any) -> Generator[None]:
+    """Within, experts are multiplied one after another: torch's grouped product has neither fp64 nor fp16 on a CPU."""
+    before = getattr(model.config, "_experts_implementation", None)
+    if before is None or not hasattr(model, "set_experts_implementation"):
+        yield
+        return
+    model.set_experts_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(before)
+
+
+@contextmanager
+def _refusals() -> Generator[None]:
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        raise Invalid("reference-refused", f"transformers refuses another arithmetic: {first_line(error)}") from error
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from paritas.diagnose.capture import capture
 from paritas.diagnose.case import Case, open_case
 from paritas.diagnose.diagnosis import Diagnosis, Proof, Whereabouts
 from paritas.diagnose.edit import Edit
+from paritas.diagnose.reproducer import Scene
 from paritas.diagnose.runtime_bisect import bisect
 from paritas.diagnose.where import look, shortest
 from paritas.diagnose.why import Why, explain
@@ -29,11 +30,13 @@ class Diagnosed:
         diagnosis: for people and programs.
         case: the package beside its reference.
         edit: the package's graph with the causes repaired; None if there is nothing to repair.
+        scene: what a reproducer is cut out of; None if there is nothing to reproduce.
     """
 
     diagnosis: Diagnosis
     case: Case
     edit: Edit | None
+    scene: Scene | None
 
 
 def diagnose(package: str | Path, against: str | Path, progress: Progress = silent, *, cache: bool = True) -> Diagnosed:
@@ -59,7 +62,7 @@ def diagnose(package: str | Path, against: str | Path, progress: Progress = sile
     why = explain(case, progress)
     seconds |= why.seconds
     clock.lap()
-    where, runtime = _where(case, why, model, progress)
+    where, scene, runtime = _where(case, why, model, progress)
     seconds["regions"] = clock.lap()
     diagnosis = Diagnosis(
         package=str(opened.folder),
@@ -75,20 +78,21 @@ def diagnose(package: str | Path, against: str | Path, progress: Progress = sile
     )
     del model
     gc.collect()  # transformers' modules are full of circles
-    return Diagnosed(diagnosis, case, why.repair(case) if why.found.groups else None)
+    return Diagnosed(diagnosis, case, why.repair(case) if why.found.groups else None, scene)
 
 
-def _where(case: Case, why: Why, model: Any, progress: Progress) -> tuple[Whereabouts | None, tuple[str, ...]]:
+def _where(
+    case: Case, why: Why, model: Any, progress: Progress
+) -> tuple[Whereabouts | None, Scene | None, tuple[str, ...]]:
     """Where it parts; and, of a package whose cause is not proved, with which settings of the runtime it does not."""
-    if not why.witness.fails:
-        return None, ()
-    beginning = shortest(why.witness)
+    beginning = shortest(why.witness) if why.witness.fails else None
     if beginning is None:
-        return None, ()
+        return None, None, ()
     captured = capture(model, *beginning)
-    where = look(case, captured, model, progress)
+    where, alignment = look(case, captured, model, progress)
+    scene = Scene(case.package, alignment, captured)
     if all(cause.proof is Proof.PROVED for cause in why.causes) and why.causes:
-        return where, ()
+        return where, scene, ()
     progress("changing settings of the runtime", 0, 1)
     _, knobs = bisect(case.package, captured)
-    return where, tuple(knob.setting for knob in knobs if knob.vanishes)
+    return where, scene, tuple(knob.setting for knob in knobs if knob.vanishes)

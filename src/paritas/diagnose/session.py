@@ -60,6 +60,7 @@ class Session:
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[settings.level])
         options.add_session_config_entry(_FOLDER, str(model.parent.absolute()))
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.enable_mem_reuse = False  # ONNX Runtime 1.32 mixes up buffers where an input has no shape
         if settings.threads is not None:
             options.intra_op_num_threads = settings.threads
         self._model = model
@@ -87,7 +88,9 @@ class Session:
         return {name: np.asarray(value) for name, value in zip(outputs, values, strict=True)}
 
 
-def feeds(ports: Ports, ids: Sequence[int], past: int, carried: Values) -> dict[str, NDArray[Any]]:
+def feeds(
+    ports: Ports, ids: Sequence[int], past: int, carried: Values, mask: NDArray[np.int64] | None = None
+) -> dict[str, NDArray[Any]]:
     """What a package is fed for new tokens of one sequence.
 
     Args:
@@ -95,15 +98,16 @@ def feeds(ports: Ports, ids: Sequence[int], past: int, carried: Values) -> dict[
         ids: new tokens.
         past: tokens before them.
         carried: what the call before gave, by the name under which it is taken; empty for the first call.
+        mask: ``[past + new]``, 1 for a real token, 0 for padding; None if all are real.
     """
     new = len(ids)
     found: dict[str, NDArray[Any]] = {ports.input_ids: np.array([ids], np.int64)}
+    real = np.ones(past + new, np.int64) if mask is None else mask
     if ports.attention_mask is not None:
-        mask = np.ones((1, past + new), np.int64)
         unused = 0 if ports.mask_width is None else ports.mask_width - past - new
-        found[ports.attention_mask] = np.pad(mask, ((0, 0), (0, unused)))
+        found[ports.attention_mask] = np.pad(real, (0, unused))[None]
     if ports.position_ids is not None:
-        found[ports.position_ids] = np.arange(past, past + new)[None]
+        found[ports.position_ids] = np.maximum(np.cumsum(real) - 1, 0)[None, past:]
     found |= {counter.name: counter.value(1, past, new) for counter in ports.counters}
     fresh = {each.past: np.zeros((1, *each.fresh), each.dtype) for each in ports.carried}
     return found | fresh | dict(carried)

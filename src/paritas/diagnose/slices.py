@@ -1,4 +1,4 @@
-"""Parts of a checkpoint's tensor that the graph holds one by one (q, k and v of a packed matrix), by value or by room."""
+"""Parts of a checkpoint's tensor that the graph holds one by one (q, k, v of a packed matrix): by value or by room."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

@@ -136,7 +136,8 @@ def slots(view: View, identity: Identity, sites: Sequence[Site], names: Iterable
     found: list[Slot] = []
     for use, tensors in zip(uses, told, strict=True):
         found += _slots(use, tensors, counts[use.record.name] > 1, sizes)
-    left = [use for use, tensors in zip(uses, told, strict=True) if not tensors and not use.record.quantized]
+    placed = {id(slot.use) for slot in found}
+    left = [use for use in uses if id(use) not in placed and not use.record.quantized and use.record.constant != 1]
     for use in left:
         found += _sliced(view, use, found, identity.sources, shapes)
     return tuple(found)
@@ -340,8 +341,9 @@ def _slots(use: Use, tensors: tuple[str, ...], shared: bool, sizes: Mapping[str,
                 yield Slot(part.tensor, part.tensor, use, part.start, part.stop, shared, part.source)
         return
     rows, _ = _flat_shape(record.shape if not use.transposed else record.shape[::-1])
-    if len(tensors) == 1 and rows < sizes[tensors[0]] and (source := _source(use, tensors[0])) is not None:
-        yield Slot(tensors[0], tensors[0], use, 0, rows, shared, source)
+    if len(tensors) == 1 and rows < sizes[tensors[0]]:
+        if (source := _source(use, tensors[0])) is not None:
+            yield Slot(tensors[0], tensors[0], use, 0, rows, shared, source)
         return
     start, is_head = 0, tensors == (_EMBEDDING,) and use.node.op_type in PROJECTIONS
     for tensor in tensors:

@@ -4,14 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from paritas.diagnose.align import align
+from paritas.diagnose.align import Alignment, align
 from paritas.diagnose.capture import Captured
 from paritas.diagnose.case import Case
 from paritas.diagnose.depth import by_depth
 from paritas.diagnose.diagnosis import Whereabouts
 from paritas.diagnose.fused import ThreeWay, three_way
 from paritas.diagnose.reset import reset, whole
-from paritas.diagnose.rounding import rounding
+from paritas.diagnose.rounding import rounding, rounding_in_fp16
 from paritas.diagnose.witness import Asked, Witness
 from paritas.progress import Progress, silent
 from paritas.verify.compare import differ
@@ -22,7 +22,7 @@ LEAST = 4
 """Tokens that are looked at: fewer leave attention nothing to do."""
 
 
-def look(case: Case, captured: Captured, model: Any, progress: Progress = silent) -> Whereabouts:
+def look(case: Case, captured: Captured, model: Any, progress: Progress = silent) -> tuple[Whereabouts, Alignment]:
     """Local beside accumulated error of everything, on a sequence that fails.
 
     Args:
@@ -34,10 +34,10 @@ def look(case: Case, captured: Captured, model: Any, progress: Progress = silent
     Raises:
         Invalid: ``runtime-failed``.
     """
-    progress("listening to the reference", 0, 4)
-    rounded = rounding(model, captured)
-    progress("aligning the graph", 1, 4)
+    progress("aligning the graph", 0, 4)
     alignment = align(case.package, case.view, case.identity, captured)
+    progress("listening to the reference", 1, 4)
+    rounded = (rounding_in_fp16 if alignment.is_fp16 else rounding)(model, captured)
     taps = whole(case.package, alignment, captured)
     progress("feeding each region", 2, 4)
     regions = reset(case.package, alignment, captured, rounded, taps)
@@ -48,7 +48,8 @@ def look(case: Case, captured: Captured, model: Any, progress: Progress = silent
     progress("looking into operators", 4, 4)
     words = dict.fromkeys(_sentence(each) for each in fused if each.runtime_is_wrong or each.exporter_is_wrong)
     tokens = sum(len(one.ids) for one in captured.passes)
-    return Whereabouts(tokens, regions, depth, tuple(words), alignment.missing, alignment.unexplained)
+    where = Whereabouts(tokens, regions, depth, tuple(words), alignment.missing, alignment.unexplained)
+    return where, alignment
 
 
 def _sentence(each: ThreeWay) -> str:

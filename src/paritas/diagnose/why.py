@@ -52,12 +52,21 @@ class Why:
         return edited(case, self.found.groups)
 
 
-def explain(case: Case, progress: Progress = silent) -> Why:
-    """Find the causes of a package's divergence; of a package that does not diverge there are none."""
+def explain(case: Case, progress: Progress = silent, known: Mapping[str, float] | None = None) -> Why:
+    """Find the causes of a package's divergence; of a package that does not diverge there are none.
+
+    Args:
+        case: the package and its reference.
+        progress: told of every experiment.
+        known: probe -> worst difference in floors of the raw session, of a verification that there has been.
+
+    Raises:
+        Invalid: the package does not run.
+    """
     seconds: dict[str, float] = {}
     clock = Clock()
     progress("asking the package", 0, 1)
-    witness = Witness(case)
+    witness = Witness(case, known)
     seconds["witness"] = clock.lap()
     found_groups: tuple[Group, ...] = ()
     if witness.fails:

@@ -1,7 +1,7 @@
 """The sequences that experiments are made on: as few of the run's own as show every way in which the package fails."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,8 @@ from paritas.verify.verdict import PROVEN_FLOORS
 Logits = NDArray[np.float32]
 _ORDER = (Manner.ONE_PASS, Manner.STEPS, Manner.PADDED_LEFT, Manner.CHUNKS, Manner.PADDED_RIGHT)
 _USUAL = _ORDER[:3]
+_REACHING = frozenset({"window", "long", "decode"})
+"""Probes that cross the window, or go far beyond a few tokens, and are cheaper than the last positions."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,22 @@ class Asked:
 class Witness:
     """Measures changes of the package, and faults in the reference.
 
+    Args:
+        case: the package.
+        known: probe -> worst difference in floors, where a verification has measured that; else it is measured.
+
     Attributes:
         asked: the probes that experiments are made on; all probes, if none fails.
         floors: worst difference of the unchanged package over them.
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, known: Mapping[str, float] | None = None) -> None:
         self._case = case
-        answered = _answered(case)
-        self.asked: tuple[Asked, ...] = tuple(_fewest(answered))
+        session = RawSession(case.package)
+        if known is None:
+            known = {each.probe.id: each.floors for each in _answered(case, session, list(_askable(case)))}
+        probes = list(_fewest([probe for probe in _askable(case) if probe.id in known], known))
+        self.asked: tuple[Asked, ...] = tuple(_answered(case, session, probes))
         self.floors = max((each.floors for each in self.asked), default=0.0)
 
     @property
@@ -108,7 +117,15 @@ def _own_floors(given: Logits, floors: NDArray[np.float64], *moved: Logits) -> N
     return np.maximum(floors[: len(given)], np.maximum(own, np.quantile(own, USUAL)))
 
 
-def _answered(case: Case) -> list[Asked]:
+def _askable(case: Case) -> Iterator[Probe]:
+    """Probes that compare logits with the reference's."""
+    obstacle = left_padding_obstacle(case.package.model)
+    for probe in case.truths.probes:
+        if probe.obstacle is None and probe.manner in _ORDER and not (obstacle and probe.manner is Manner.PADDED_LEFT):
+            yield probe
+
+
+def _answered(case: Case, session: RawSession, probes: Sequence[Probe]) -> list[Asked]:
     """What the package answers to each probe.
 
     Raises:
@@ -116,11 +133,7 @@ def _answered(case: Case) -> list[Asked]:
     """
     found: list[Asked] = []
     refused: list[Invalid] = []
-    session = RawSession(case.package)
-    obstacle = left_padding_obstacle(case.package.model)
-    for probe in case.truths.probes:
-        if probe.obstacle or probe.manner not in _ORDER or (obstacle and probe.manner is Manner.PADDED_LEFT):
-            continue
+    for probe in probes:
         truths = tuple(case.truths.by_name[name] for name in probe.sequences)
         try:
             answers = ask(session, probe, tuple(truth.sequence for truth in truths))
@@ -145,22 +158,17 @@ def _floors(truths: Sequence[Truth], answers: Sequence[Logits]) -> float:
     return worst
 
 
-def _fewest(answered: Sequence[Asked]) -> Iterable[Asked]:
+def _fewest(probes: Sequence[Probe], known: Mapping[str, float]) -> Iterator[Probe]:
     """Of the failing ones: of each manner the one that fails worst; in parts and padded right only if nothing else."""
-    failing = [each for each in answered if each.floors > PROVEN_FLOORS]
+    failing = [probe for probe in probes if known[probe.id] > PROVEN_FLOORS]
     if not failing:
-        yield from answered
+        yield from probes
         return
-    usual = [each for each in failing if each.probe.manner in _USUAL]
+    usual = [probe for probe in failing if probe.manner in _USUAL]
     for manner in _ORDER:
-        same = [each for each in usual or failing if each.probe.manner is manner]
+        same = [probe for probe in usual or failing if probe.manner is manner]
         if same:
-            yield max(same, key=lambda each: (_reach(each), each.floors))
-
-
-def _reach(asked: Asked) -> int:
-    """The longest sequence crosses most boundaries."""
-    return max(len(truth.sequence.ids) for truth in asked.truths)
+            yield max(same, key=lambda probe: (probe.id in _REACHING, known[probe.id]))
 
 
 class Clock:

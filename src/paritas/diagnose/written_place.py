@@ -1,7 +1,7 @@
 """Attention that is written out in products and a softmax: what becomes of its scores, and how to change it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from paritas.audit.evaluate import evaluate_part
 from paritas.audit.masks import feeds
-from paritas.audit.view import PASSES, View, operand
+from paritas.audit.view import PASSES, View
 from paritas.audit.written import Written, written
 from paritas.diagnose.case import Case
 from paritas.diagnose.edit import Edit, RefusedError
@@ -18,6 +18,7 @@ from paritas.diagnose.edit import Edit, RefusedError
 Visible = NDArray[np.bool_]
 _SEEN = -1e3
 _FACTORS = ("Mul", "Div")
+_FEW = 4
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,13 @@ def written_places(case: Case) -> Sequence[WrittenPlace]:
 def _place(view: View, found: Written) -> WrittenPlace | None:
     if found.product is None or found.softmax is None:
         return None
-    chain = tuple(_between(view, found.product, found.softmax.input[0]))
-    inside, cap = _chain(view, chain)
+    chain = tuple(nodes_between(view, found.product, found.softmax.input[0]))
+    inside, cap = _chain(view, found.product, chain)
     outside = _factor(view, found.q.value, found.q_end) * _factor(view, found.k.value, found.k_end)
     return WrittenPlace(found.layer, found, chain, outside, inside * outside, cap)
 
 
-def _between(view: View, start: str, end: str) -> list[onnx.NodeProto]:
+def nodes_between(view: View, start: str, end: str) -> list[onnx.NodeProto]:
     """Nodes behind ``end`` that hang on ``start``, in order."""
     behind = {id(node) for node in view.behind(end)}
     mine, found = {start}, list[onnx.NodeProto]()
@@ -105,19 +106,38 @@ def _between(view: View, start: str, end: str) -> list[onnx.NodeProto]:
 
 def _factor(view: View, start: str, end: str) -> float:
     """Product of the constants that a value is multiplied by on its way."""
-    return math.prod(_constant(view, node) or 1.0 for node in _between(view, start, end))
+    nodes = nodes_between(view, start, end)
+    way = {start, *(output for node in nodes for output in node.output)}
+    return math.prod(_constant(view, node, way) or 1.0 for node in nodes)
 
 
-def _constant(view: View, node: onnx.NodeProto) -> float | None:
-    given = operand(view, node) if node.op_type in _FACTORS else None
-    return None if given is None else given[1] if node.op_type == "Mul" else 1 / given[1]
+def _constant(view: View, node: onnx.NodeProto, way: Collection[str]) -> float | None:
+    """What a node on the way multiplies by, where that is one number, also one that the graph makes of a shape."""
+    if node.op_type not in _FACTORS:
+        return None
+    others = [name for name in node.input if name not in way]
+    if len(others) != 1 or (node.op_type == "Div" and node.input[0] == others[0]):
+        return None
+    number = view.number(others[0])
+    if number is None and others[0] in view.maker:
+        number = _made(view, others[0])
+    return number if number is None or node.op_type == "Mul" else 1 / number
 
 
-def _chain(view: View, chain: Sequence[onnx.NodeProto]) -> tuple[float, float | None]:
+def _made(view: View, name: str) -> float | None:
+    key = ("number", name)
+    if key not in view.memory:
+        values = evaluate_part(view, [name], feeds(view, _FEW, 0), _FEW)
+        view.memory[key] = float(values[0].reshape(-1)[0]) if values is not None and values[0].size == 1 else None
+    return view.memory[key]
+
+
+def _chain(view: View, product: str, chain: Sequence[onnx.NodeProto]) -> tuple[float, float | None]:
     """Factor of the scores, and their cap: what is multiplied back after a tanh."""
     factor, cap, capping = 1.0, None, False
+    way = {product, *(output for node in chain for output in node.output)}
     for node in chain:
-        value = _constant(view, node)
+        value = _constant(view, node, way)
         if node.op_type == "Tanh":
             capping = True
         elif value is not None and capping:

@@ -21,6 +21,26 @@ def activation(graph: Graph, kind: Activation, x: ir.Value) -> ir.Value:
         case Activation.RELU2:
             positive = op.Relu(x)
             return op.Mul(positive, positive)
+        case Activation.XIELU:
+            return xielu(graph, x)
+
+
+def xielu(graph: Graph, x: ir.Value) -> ir.Value:
+    """``a x^2 + x / 2`` where x is positive, ``b (e^x - 1 - x) + x / 2`` elsewhere, with a and b - 1 / 2 of softplus.
+
+    ``e^x - 1`` is ``2 t / (1 - t)`` with ``t = tanh(x / 2)``, which loses nothing near 0.
+    """
+    op = graph.op
+    half, one = graph.scalar(0.5, "half.fp32"), graph.scalar(1.0, "one.fp32")
+    with graph.scope("act_fn"):
+        up, down = (op.Softplus(graph.parameter(each, graph.stored(each, (1,)))) for each in ("alpha_p", "alpha_n"))
+    least = op.Min(x, graph.scalar(-1e-6, "xielu.eps"))
+    tanh = op.Tanh(op.Mul(least, half))
+    below = op.Sub(op.Div(op.Add(tanh, tanh), op.Sub(one, tanh)), x)
+    bent = op.Where(
+        op.Greater(x, graph.scalar(0.0, "zero.fp32")), op.Mul(op.Mul(up, x), x), op.Mul(op.Add(down, half), below)
+    )
+    return op.Add(bent, op.Mul(x, half))
 
 
 def gated(graph: Graph, kind: Activation | ClampedSwiglu, gate: ir.Value, up: ir.Value) -> ir.Value:

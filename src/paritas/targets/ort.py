@@ -109,12 +109,13 @@ class OrtTarget(Target):
         return standard.norm(graph, x, scale)
 
     def add_norm(self, graph: Graph, x: ir.Value, delta: ir.Value, scale: Scale) -> tuple[ir.Value, ir.Value]:
-        """SkipSimplifiedLayerNormalization or SkipLayerNormalization gives the norm and the sum."""
-        fixed = {"epsilon": scale.eps, "_domain": MICROSOFT, "_outputs": 4}
-        if isinstance(scale, RmsScale):
-            normed, _, _, total = graph.op.SkipSimplifiedLayerNormalization(x, delta, scale.weight, **fixed)
-        else:
-            normed, _, _, total = graph.op.SkipLayerNormalization(x, delta, *standard.layer_scale(scale), **fixed)
+        """SkipSimplifiedLayerNormalization gives the norm and the sum. Its sister for LayerNorm is not exact enough."""
+        if not isinstance(scale, RmsScale):
+            total = graph.op.Add(x, delta)
+            return self.norm(graph, total, scale), total
+        normed, _, _, total = graph.op.SkipSimplifiedLayerNormalization(
+            x, delta, scale.weight, epsilon=scale.eps, _domain=MICROSOFT, _outputs=4
+        )
         return normed, total
 
     def rotate(self, graph: Graph, step: Step, rope: Rope, heads: int, head_dim: int, x: ir.Value) -> ir.Value:

@@ -7,10 +7,10 @@ transformers' own methods, so that a checkpoint that takes minutes to read (GGUF
 
 import copy
 import inspect
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,10 +161,11 @@ class Reference:
     def _used(self) -> set[str]:
         """Names of the modules that text goes through."""
         used: set[str] = set()
-        hooks = [
-            module.register_forward_pre_hook(lambda _module, _given, name=name: used.add(name))
-            for name, module in self._model.named_modules()
-        ]
+
+        def noting(name: str) -> Callable[[Any, Any], None]:
+            return lambda module, given: used.add(name)
+
+        hooks = [each.register_forward_pre_hook(noting(name)) for name, each in self._model.named_modules()]
         self._call([[0, 1]], None)
         for hook in hooks:
             hook.remove()
@@ -176,10 +177,11 @@ class Reference:
         for name, buffer in self._model.named_buffers():
             if name.endswith("embed_scale"):
                 buffer.fill_(scales.stored(float(buffer)))
-        for thing in (*self._model.modules(), self._model.config.get_text_config()):
-            for name, value in list(vars(thing).items()):
-                if isinstance(value, float) and name.endswith(FACTORS):
-                    setattr(thing, name, scales.stored(value))
+        things: list[Any] = [*self._model.modules(), self._model.config.get_text_config()]
+        for thing in things:
+            values: dict[str, Any] = thing.__dict__
+            for name in [name for name in values if name.endswith(FACTORS) and isinstance(values[name], float)]:
+                setattr(thing, name, scales.stored(values[name]))
 
     @contextmanager
     def in_dtype(self, dtype: str) -> Generator[None]:
@@ -269,7 +271,7 @@ def _ropes(config: Any) -> list[dict[str, Any]]:
     """
     given: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     each: list[Any] = [given] if "rope_type" in given else list(given.values())
-    return [rope for rope in each if isinstance(rope, dict) and not rope.get("alpha")]
+    return [rope for rope in each if isinstance(rope, dict) and not cast(dict[str, Any], rope).get("alpha")]
 
 
 def _positions(config: Any, ropes: list[dict[str, Any]]) -> int | None:
@@ -308,7 +310,7 @@ def _cache_name(model: Any) -> str:
 
 @contextmanager
 def _refusals(doing: str) -> Generator[None]:
-    """Says in our words what torch or transformers refuse (MoE: fp64; Gemma 2: SDPA; too little memory)."""
+    """Says in our words what torch or transformers refuse (Gemma 2: SDPA; too little memory)."""
     try:
         yield
     except (ValueError, RuntimeError, NotImplementedError, ImportError) as error:

@@ -17,6 +17,7 @@ from paritas.diagnose.parameters.rope import rope_differences
 from paritas.diagnose.parameters.scores import score_differences
 from paritas.diagnose.parameters.weights import weight_differences
 from paritas.diagnose.parameters.written import written_differences
+from paritas.diagnose.parameters.written_rope import written_rope_differences
 
 Reader = Callable[[Case], Iterator[Difference]]
 READERS: tuple[Reader, ...] = (
@@ -29,6 +30,7 @@ READERS: tuple[Reader, ...] = (
     score_differences,
     mask_differences,
     written_differences,
+    written_rope_differences,
     position_differences,
     activation_differences,
     residual_differences,

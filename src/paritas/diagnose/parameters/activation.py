@@ -15,6 +15,7 @@ from paritas.diagnose.difference import Break, Difference
 from paritas.diagnose.edit import Edit
 from paritas.diagnose.reading import activating, activation
 from paritas.diagnose.slots import Slot
+from paritas.verify.loading import require_torch
 
 Line = NDArray[np.float32]
 _LINE: Line = np.linspace(-6, 6, 241, dtype=np.float32)
@@ -39,16 +40,26 @@ def activation_differences(case: Case) -> Iterator[Difference]:
         if np.abs(line - right).max() <= _CLOSE:
             continue
         got, told = word_of(_LINE, line), word_of(_LINE, right)
-        yield _difference(layer, place, got, told, None if got is None else _break(case, module, name, got))
+        function = library()[got] if got is not None else _own(case, *place)
+        yield _difference(layer, place, got, told, _break(case, module, name, function))
 
 
-def _break(case: Case, module: Any, name: str, word: str) -> Break:
-    return lambda: activating(case.live, module, name, library()[word])
+def _break(case: Case, module: Any, name: str, function: Callable[[Any], Any]) -> Break:
+    return lambda: activating(case.live, module, name, function)
 
 
-def _difference(
-    layer: int, place: tuple[str, str], got: str | None, wanted: str | None, breaks: Break | None
-) -> Difference:
+def _own(case: Case, start: str, end: str) -> Callable[[Any], Any]:
+    """The graph's own activation, as a function of torch values."""
+    torch, _ = require_torch()
+
+    def function(values: Any) -> Any:
+        made = evaluate(case.view, [end], {start: values.reshape(1, 1, -1).numpy()})
+        return values if made is None else torch.from_numpy(made[0].reshape(values.shape))
+
+    return function
+
+
+def _difference(layer: int, place: tuple[str, str], got: str | None, wanted: str | None, breaks: Break) -> Difference:
     start, end = place
 
     def repairs(edit: Edit) -> None:

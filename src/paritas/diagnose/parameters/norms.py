@@ -26,7 +26,7 @@ _PLAIN = {
     "SkipSimplifiedLayerNormalization": ("SkipLayerNormalization", "com.microsoft"),
 }
 _FINAL = "model.norm"
-_FARTHEST = 8
+_FARTHEST = 24
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Rotations: the table that a layer rotates by, how many pairs, which dimensions make a pair, and whether at all."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +11,10 @@ from paritas.audit.sites import Site
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
 from paritas.diagnose.edit import Edit, RefusedError
-from paritas.diagnose.parameters.tables import Table, read_table
+from paritas.diagnose.parameters.tables import Table, apart, beginning, others, read_table, widened
 from paritas.diagnose.subgraphs import positions
 
 Rows = NDArray[np.float32]
-_ULP = {"fp32": 2**-23, "fp16": 2**-10, "bf16": 2**-7}
-_LAST_BITS = 3 * 2**-23
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def _table(case: Case, site: Site, found: list[Rotation]) -> Iterator[Difference
     if right is None:
         return
     wanted = Table(*right, "fp32", got.names)
-    if got.cos.shape == wanted.cos.shape and not _apart(got, wanted):
+    if got.cos.shape == wanted.cos.shape and not apart(got, wanted):
         return
     neighbours, table = found[0].neighbours, got
 
@@ -94,46 +92,13 @@ def _table(case: Case, site: Site, found: list[Rotation]) -> Iterator[Difference
         layer=site.layer,
         package=got,
         reference=wanted,
-        fact=f"rotates by {got.words()}, the reference by {wanted.words()}{_from(got, wanted)}",
+        fact=f"rotates by {got.words()}, the reference by {wanted.words()}{beginning(got, wanted)}",
         breaks=(lambda: case.live.rotating(site.layer, rows))
         if same
         else (lambda: case.live.rotating_by(site.layer, rows, neighbours=neighbours)),
         repairs=lambda edit: _write(edit, found, wanted),
-        facts={"others": _others(case, site.layer, count)},
+        facts={"others": others(case, site.layer, count)},
     )
-
-
-def _from(got: Table, wanted: Table) -> str:
-    """Where two tables begin to differ, where that is not at once."""
-    if got.cos.shape != wanted.cos.shape:
-        return ""
-    apart = np.maximum(np.abs(got.cos - wanted.cos), np.abs(got.sin - wanted.sin)).max(axis=1)
-    first = int(np.flatnonzero(apart > 1e-5)[0]) if (apart > 1e-5).any() else int(apart.argmax())
-    return f"; from position {first:,} on, by up to {float(apart.max()):.2g}"
-
-
-def _apart(got: Table, wanted: Table) -> bool:
-    angles = np.arange(len(got.cos), dtype=np.float32)[:, None] * wanted.angles()
-    allowed = np.abs(angles) * np.float32(_LAST_BITS) + np.float32(_ULP.get(got.dtype, 2**-23))
-    allowed = allowed * np.float32(max(1.0, wanted.amplitude()))
-    return bool((np.abs(got.cos - wanted.cos) > allowed).any() or (np.abs(got.sin - wanted.sin) > allowed).any())
-
-
-def _others(case: Case, layer: int, count: int) -> Callable[[Table], int | None]:
-    """Another layer whose reference rotation a table is."""
-
-    def look(table: Table) -> int | None:
-        for other in case.live.facts:
-            right = case.live.rope(other, np.arange(count)) if other != layer else None
-            if (
-                right is not None
-                and right[0].shape == table.cos.shape
-                and not _apart(table, Table(*right, "fp32", ("", "")))
-            ):
-                return other
-        return None
-
-    return look
 
 
 def _write(edit: Edit, found: list[Rotation], wanted: Table) -> None:
@@ -147,8 +112,7 @@ def _write(edit: Edit, found: list[Rotation], wanted: Table) -> None:
 def _put(edit: Edit, rotation: Rotation, name: str, rows: Rows) -> str:
     """The value of a rotation's cosines or sines, with another table where the old one was."""
     table = rotation.table
-    wide = np.concatenate([rows, rows], axis=1) if table.doubled else rows
-    new = edit.add_initializer(f"{table.stored(name)}.right", wide.astype(table.kind))
+    new = edit.add_initializer(f"{table.stored(name)}.right", widened(rows, table.twice).astype(table.kind))
     return new if table.stored(name) == name else edit.copy_way(table.stored(name), name, new)
 
 

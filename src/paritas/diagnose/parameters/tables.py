@@ -1,5 +1,6 @@
 """Cosines and sines of a rotation, by position: a stored table, or what the graph computes of positions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from paritas.diagnose.case import Case
 Rows = NDArray[np.float32]
 _THROUGH = frozenset({*PASSES, "Gather", "Slice", "Concat", "Expand", "Mul"})
 _COMPUTED = 256  # positions of a table that is computed
+_ULP = {"fp32": 2**-23, "fp16": 2**-10, "bf16": 2**-7}
+_LAST_BITS = 3 * 2**-23
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Table:
         dtype: of the stored table; ``fp32`` of a computed one.
         names: of the two values that the rotation takes.
         sources: of the two initializers; empty if it is computed.
-        doubled: whether the stored table has each column twice, in halves.
+        twice: how the graph has each column twice: ``halves``, ``neighbours``; empty if it has it once.
     """
 
     cos: Rows
@@ -34,7 +37,7 @@ class Table:
     dtype: str
     names: tuple[str, str]
     sources: tuple[str, ...] = ()
-    doubled: bool = False
+    twice: str = ""
     kind: Any = np.float32
 
     def stored(self, name: str) -> str:
@@ -57,29 +60,84 @@ class Table:
         return formula(self.angles()) + more + partial
 
 
+def beginning(got: Table, wanted: Table) -> str:
+    """Where two tables begin to differ, where that is not at once."""
+    if got.cos.shape != wanted.cos.shape:
+        return ""
+    far = np.maximum(np.abs(got.cos - wanted.cos), np.abs(got.sin - wanted.sin)).max(axis=1)
+    first = int(np.flatnonzero(far > 1e-5)[0]) if (far > 1e-5).any() else int(far.argmax())
+    return f"; from position {first:,} on, by up to {float(far.max()):.2g}"
+
+
+def apart(got: Table, wanted: Table) -> bool:
+    """Whether two tables differ by more than rounding of angles and of the table's type."""
+    angles = np.arange(len(got.cos), dtype=np.float32)[:, None] * wanted.angles()
+    allowed = np.abs(angles) * np.float32(_LAST_BITS) + np.float32(_ULP.get(got.dtype, 2**-23))
+    allowed = allowed * np.float32(max(1.0, wanted.amplitude()))
+    return bool((np.abs(got.cos - wanted.cos) > allowed).any() or (np.abs(got.sin - wanted.sin) > allowed).any())
+
+
+def others(case: Case, layer: int, count: int) -> Callable[[Table], int | None]:
+    """Another layer whose reference rotation a table is."""
+
+    def look(table: Table) -> int | None:
+        for other in case.live.facts:
+            right = case.live.rope(other, np.arange(count)) if other != layer else None
+            if (
+                right is not None
+                and right[0].shape == table.cos.shape
+                and not apart(table, Table(*right, "fp32", ("", "")))
+            ):
+                return other
+        return None
+
+    return look
+
+
 def read_table(case: Case, cos: str, sin: str) -> Table | None:
     """The table behind the two values that a rotation takes; None if it is neither stored nor computable."""
     stored = [_behind(case, name) for name in (cos, sin)]
     if stored[0] is not None and stored[1] is not None:
         arrays = [case.view.tensors[name].array() for name in stored if name is not None]
         rows = [array.reshape(-1, array.shape[-1]).astype(np.float32) for array in arrays]
-        pairs = _pairs(rows[0])
+        twice = _twice(rows[0])
         dtype = case.view.tensors[stored[0]].dtype
-        halves = (rows[0][:, :pairs], rows[1][:, :pairs])
-        return Table(*halves, dtype, (cos, sin), (stored[0], stored[1]), pairs < rows[0].shape[1], arrays[0].dtype)
+        return Table(
+            _once(rows[0], twice),
+            _once(rows[1], twice),
+            dtype,
+            (cos, sin),
+            (stored[0], stored[1]),
+            twice,
+            arrays[0].dtype,
+        )
     values = evaluate_part(case.view, [cos, sin], feeds(case.view, _COMPUTED, 0), _COMPUTED)
     if values is None:
         return None
     flat = [np.asarray(v, np.float32).reshape(-1, v.shape[-1]) for v in values]
     if any(len(each) != _COMPUTED for each in flat):
         return None
-    pairs = _pairs(flat[0])
-    return Table(flat[0][:, :pairs], flat[1][:, :pairs], "fp32", (cos, sin), (), pairs < flat[0].shape[1])
+    twice = _twice(flat[0])
+    return Table(_once(flat[0], twice), _once(flat[1], twice), "fp32", (cos, sin), (), twice)
 
 
-def _pairs(rows: Rows) -> int:
+def _twice(rows: Rows) -> str:
     half = rows.shape[1] // 2
-    return half if half and np.array_equal(rows[:, :half], rows[:, half:]) else rows.shape[1]
+    if rows.shape[1] % 2 or not half:
+        return ""
+    if np.array_equal(rows[:, :half], rows[:, half:]):
+        return "halves"
+    return "neighbours" if np.array_equal(rows[:, ::2], rows[:, 1::2]) else ""
+
+
+def _once(rows: Rows, twice: str) -> Rows:
+    return {"halves": rows[:, : rows.shape[1] // 2], "neighbours": rows[:, ::2]}.get(twice, rows)
+
+
+def widened(rows: Rows, twice: str) -> Rows:
+    """Columns as often as the graph has them."""
+    wide = {"halves": lambda: np.concatenate([rows, rows], axis=1), "neighbours": lambda: np.repeat(rows, 2, axis=1)}
+    return wide[twice]() if twice else rows
 
 
 def _behind(case: Case, name: str) -> str | None:

@@ -1,0 +1,504 @@
+"""Faults that were written down before anybody looked at what a diagnosis can name.
+
+They come from how conversions go wrong, not from a list of hypotheses. Keep it so: a new one is added without reading
+``paritas.diagnose``.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+import tiny
+from mutants.graphs import (
+    after,
+    another_type,
+    attributes,
+    before,
+    both,
+    giving,
+    in_turn,
+    of,
+    rewire,
+    using,
+    values,
+)
+from mutants.mutant import Change, Mutant, Topic
+from rounding import blocks, half
+
+D, HEADS, KV = tiny.HEAD_DIM, 6, 2
+Array = NDArray[Any]
+TABLES = r"^rope\..*\.(cos|sin)$"
+
+
+def interleaved(columns: Array) -> Array:
+    """Columns ``[inputs, heads * head_dim]`` of each head in the order of neighbours: i, i + d / 2, i + 1, ..."""
+    by_head = columns.reshape(len(columns), -1, 2, D // 2)
+    return by_head.swapaxes(2, 3).reshape(columns.shape)
+
+
+def to_fp16(array: Array) -> Array:
+    return array.astype(np.float16).astype(np.float32)
+
+
+def repeated(rows: int) -> Any:
+    """A table of ``rows`` positions, over and over."""
+    return lambda table: table[np.arange(len(table)) % rows]
+
+
+def tables_of_narrow_heads(model: onnx.ModelProto) -> None:
+    """The exponents of the frequencies as if a head were hidden / heads wide."""
+    angles = np.arange(tiny.CONTEXT)[:, None] * 5_000.0 ** -(2 * np.arange(D // 2) / (tiny.HIDDEN / HEADS))
+    values(r"^rope\..*\.cos$", lambda _: np.cos(angles))(model)
+    values(r"^rope\..*\.sin$", lambda _: np.sin(angles))(model)
+
+
+def residual_of_the_normed(model: onnx.ModelProto) -> None:
+    """In layer 1, what the MLP gives is added to its norm instead of to the stream."""
+    mlp = r"layers\.1\.mlp\.down_proj"
+    (gate,) = [n for n in model.graph.node if n.op_type == "MatMul" and using(r"layers\.1\.mlp\.gate_proj")(n)]
+    (total,) = [n for n in model.graph.node if n.op_type == "Add" and using(mlp)(n)]
+    place = next(at for at, name in enumerate(total.input) if "down_proj" not in name)
+    total.input[place] = gate.input[0]
+
+
+def heads_dealt_out(model: onnx.ModelProto) -> None:
+    """Query heads take key-value heads in turn (h modulo 2) instead of three by three."""
+    order = [head for group in range(KV) for head in range(HEADS) if head % KV == group]
+    rows = np.concatenate([np.arange(head * D, (head + 1) * D) for head in order])
+    values(r"self_attn\.q_proj\.weight$", lambda w: w[:, rows])(model)
+    values(r"self_attn\.o_proj\.weight$", lambda w: w[rows])(model)
+
+
+def output_not_transposed(weight: Array) -> Array:
+    """Rows ``[heads * head_dim, hidden]`` as if what attention gives were [head_dim, heads]."""
+    return weight.reshape(HEADS, D, -1).swapaxes(0, 1).reshape(weight.shape)
+
+
+def normed_twice(model: onnx.ModelProto) -> None:
+    (last,) = [n for n in model.graph.node if using(r"^model\.norm\.weight$")(n)]
+    given, again = last.output[0], f"{last.output[0]}.again"
+    node = onnx.helper.make_node("RMSNormalization", [given, "model.norm.weight"], [again], epsilon=3e-5, axis=-1)
+    rewire(model, given, again)
+    model.graph.node.insert(list(model.graph.node).index(last) + 1, node)
+
+
+def blocks_exchanged(columns: Array) -> Array:
+    b, c, u = np.split(columns, 3, axis=-1)
+    return np.concatenate([c, b, u], axis=-1)
+
+
+def nibbles_swapped(packed: Array) -> Array:
+    return (packed >> 4) | (packed << 4)
+
+
+def rows_behind_a_removed_token(table: Array) -> Array:
+    """The table as it was before one token in the middle was removed: every row behind it is one too early."""
+    return np.concatenate([table[:100], table[99:-1]])
+
+
+def with_adapter(weight: Array) -> Array:
+    """A low-rank addition, once more than it should be."""
+    random = np.random.default_rng(7)
+    left, right = random.normal(0, 0.05, (len(weight), 2)), random.normal(0, 0.05, (2, weight.shape[1]))
+    return weight + left @ right
+
+
+def queries_one_ahead() -> Change:
+    """Rotations come in pairs, of queries and then of keys: each first one takes the next position."""
+    return before(of("RotaryEmbedding"), 3, "Add", np.array(1, np.int64), only=(0, 2, 4))
+
+
+def small_scales_flushed(scales: Array) -> Array:
+    """As fp16 with its subnormals flushed would have them, were the scales a thousandth of what they are."""
+    return (scales.astype(np.float32) / 64).astype(ml_dtypes.float8_e5m2).astype(np.float32) * 64
+
+
+B = Mutant("", Topic.ROPE, "", "", "", blind=True)
+ROTATION = r"self_attn\[(rotation|attention)"
+
+BLIND: tuple[Mutant, ...] = (
+    # positions
+    replace(
+        B,
+        kind="rows of k alone interleaved",
+        topic=Topic.WEIGHT,
+        checkpoint="mistral",
+        source="ort",
+        module=r"self_attn(\.k_proj|\[)",
+        graph=values(r"self_attn\.k_proj\.weight$", interleaved),
+        seen="ggml-org/llama.cpp#3364",
+    ),
+    replace(
+        B,
+        kind="RoPE tables rounded to fp16",
+        checkpoint="qwen3",
+        source="ort",
+        module=ROTATION,
+        graph=values(TABLES, to_fp16),
+        seen="huggingface/transformers#29285",
+    ),
+    replace(
+        B,
+        kind="RoPE tables made for 48 positions and repeated",
+        checkpoint="llama-biased",
+        source="onnx",
+        module=ROTATION,
+        graph=values(TABLES, repeated(48)),
+        seen="neuralmagic/sparseml#1826",
+    ),
+    replace(
+        B,
+        kind="queries rotated one position ahead of keys",
+        checkpoint="olmo2",
+        source="onnx",
+        module=r"self_attn\[(rotation of queries|attention)",
+        graph=queries_one_ahead(),
+    ),
+    replace(
+        B,
+        kind="frequencies of heads of hidden / heads",
+        checkpoint="llama",
+        source="ort",
+        module=ROTATION,
+        graph=tables_of_narrow_heads,
+        seen="ggml-org/llama.cpp#8579",
+    ),
+    replace(
+        B,
+        kind="positions count the padding",
+        checkpoint="granite",
+        source="onnx",
+        module=ROTATION,
+        graph=before(of("CumSum"), 0, "Max", np.array(1, np.int64)),
+        seen="huggingface/optimum#1381",
+    ),
+    replace(
+        B,
+        kind="one layer rotates neighbours",
+        checkpoint="kept-llama",
+        source="mobius",
+        module=ROTATION,
+        layers=(1,),
+        graph=attributes(both(of("RotaryEmbedding"), giving(r"layers\.1\.")), interleaved=1),
+    ),
+    # attention
+    replace(
+        B,
+        kind="query heads dealt out to key-value heads in turn",
+        topic=Topic.ATTENTION,
+        checkpoint="llama",
+        source="onnx",
+        module=r"self_attn(\.[qo]_proj|\[attention)|\[residual to post_attention",
+        graph=heads_dealt_out,
+        seen="onnxruntime/mobius#396",
+    ),
+    replace(
+        B,
+        kind="attention's output not transposed before o_proj",
+        topic=Topic.ATTENTION,
+        checkpoint="mistral",
+        source="onnx",
+        module=r"self_attn(\.o_proj|\[)",
+        layers=(0,),
+        graph=values(r"layers\.0\.self_attn\.o_proj\.weight$", output_not_transposed),
+    ),
+    replace(
+        B,
+        kind="queries and keys both divided by the square root of head_dim",
+        topic=Topic.ATTENTION,
+        checkpoint="kept-llama",
+        source="optimum",
+        module=r"self_attn\[",
+        graph=in_turn(
+            before(both(of("MatMul"), giving(r"layers\.0/self_attn/MatMul_output")), 0, "Mul", np.float32(D**-0.5)),
+            before(both(of("MatMul"), giving(r"layers\.1/self_attn/MatMul_output")), 0, "Mul", np.float32(D**-0.5)),
+        ),
+    ),
+    replace(
+        B,
+        kind="values of one head negated",
+        topic=Topic.WEIGHT,
+        checkpoint="kept-llama",
+        source="builder",
+        module=r"self_attn(\.v_proj|\[)",
+        layers=(1,),
+        graph=values(
+            r"layers\.1\.attn\.qkv_proj\.MatMul\.weight$", lambda w: np.concatenate([w[:, :-D], -w[:, -D:]], axis=1)
+        ),
+    ),
+    # residual stream, norms, numbers
+    replace(
+        B,
+        kind="the residual is taken behind the norm",
+        topic=Topic.NORM,
+        checkpoint="llama",
+        source="onnx",
+        module=r"(mlp|input_layernorm|post_attention_layernorm|\[residual|\[to)",
+        layers=(1, 2),
+        graph=residual_of_the_normed,
+    ),
+    replace(
+        B,
+        kind="final norm applied twice",
+        topic=Topic.NORM,
+        checkpoint="qwen2",
+        source="onnx",
+        module=r"model\.norm|lm_head",
+        graph=normed_twice,
+    ),
+    replace(
+        B,
+        kind="embedding scale applied to the tied head too",
+        topic=Topic.NUMBER,
+        checkpoint="gemma2",
+        source="ort",
+        module=r"lm_head|model\.norm",
+        graph=after(of("FusedMatMul"), "Mul", np.float32(tiny.HIDDEN**0.5)),
+        seen="huggingface/transformers#29402",
+    ),
+    replace(
+        B,
+        kind="logits capped twice",
+        topic=Topic.NUMBER,
+        checkpoint="gemma3",
+        source="onnx",
+        module=r"lm_head",
+        graph=in_turn(
+            before(of("Tanh"), 0, "Tanh"),
+        ),
+    ),
+    # weights
+    replace(
+        B,
+        kind="rows behind a removed token one too early",
+        topic=Topic.WEIGHT,
+        checkpoint="llama-biased",
+        source="ort",
+        module=r"embed_tokens|input_layernorm|model\[",
+        graph=values(r"embed_tokens\.weight$", rows_behind_a_removed_token),
+    ),
+    # mixtures
+    replace(
+        B,
+        kind="router's scores through a sigmoid",
+        topic=Topic.EXPERTS,
+        checkpoint="olmoe",
+        source="onnx",
+        module=r"mlp",
+        graph=another_type(of("Softmax"), "Sigmoid"),
+    ),
+    # convolutions
+    replace(
+        B,
+        kind="convolution kernel back to front",
+        topic=Topic.WEIGHT,
+        checkpoint="lfm2",
+        source="ort",
+        module=r"conv",
+        layers=(0, 2, 3),
+        graph=values(r"conv\.conv\.weight$", lambda w: w[..., ::-1]),
+    ),
+    replace(
+        B,
+        kind="convolution state not carried",
+        topic=Topic.STATE,
+        checkpoint="lfm2",
+        source="onnx",
+        module=r"conv",
+        layers=(0, 2, 3),
+        graph=before(both(of("Concat"), using(r"past\.\d+\.conv")), 0, "Mul", np.float32(0)),
+        seen="onnxruntime/mobius nemotron_h",
+    ),
+    replace(
+        B,
+        kind="gates of the convolution exchanged",
+        topic=Topic.WEIGHT,
+        checkpoint="lfm2",
+        source="onnx",
+        module=r"conv",
+        layers=(2,),
+        graph=values(r"layers\.2\.conv\.in_proj\.(weight|bias)$", blocks_exchanged),
+    ),
+    # activation
+    replace(
+        B,
+        kind="SiLU with a factor of 1.702",
+        topic=Topic.MLP,
+        checkpoint="smollm3",
+        source="onnx",
+        module=r"mlp",
+        graph=before(of("Sigmoid"), 0, "Mul", np.float32(1.702)),
+    ),
+    # what was added to, left out of or put in the wrong place of a whole
+    replace(
+        B,
+        kind="the stream added twice in one layer",
+        topic=Topic.NORM,
+        checkpoint="qwen2",
+        source="onnx",
+        module=r"(mlp|input_layernorm|\[residual|\[to)",
+        layers=(1, 2),
+        graph=before(both(of("Add"), using(r"layers\.1\.mlp\.down_proj")), 0, "Mul", np.float32(2)),
+    ),
+    replace(
+        B,
+        kind="what attention gives divided by the root of twice the layers",
+        topic=Topic.NUMBER,
+        checkpoint="qwen3",
+        source="onnx",
+        module=r"self_attn\.o_proj|\[residual|\[to|post_attention_layernorm",
+        graph=after(both(of("MatMul"), using(r"o_proj\.weight")), "Mul", np.float32(6**-0.5)),
+    ),
+    replace(
+        B,
+        kind="row of a special token zero",
+        topic=Topic.WEIGHT,
+        checkpoint="mistral",
+        source="onnx",
+        module=r"embed_tokens|input_layernorm|model\[",
+        graph=values(r"embed_tokens\.weight$", lambda table: np.where(np.arange(len(table))[:, None] == 3, 0, table)),
+    ),
+    replace(
+        B,
+        kind="bias subtracted",
+        topic=Topic.WEIGHT,
+        checkpoint="llama-biased",
+        source="onnx",
+        module=r"self_attn(\.q_proj|\[)",
+        layers=(2,),
+        graph=another_type(both(of("Add"), using(r"layers\.2\.self_attn\.q_proj\.bias")), "Sub"),
+    ),
+    replace(
+        B,
+        kind="a norm divides by the root of the sum",
+        topic=Topic.NORM,
+        checkpoint="mistral",
+        source="onnx",
+        module=r"input_layernorm",
+        layers=(0,),
+        graph=after(using(r"layers\.0\.input_layernorm\.weight"), "Mul", np.float32(tiny.HIDDEN**-0.5)),
+    ),
+    replace(
+        B,
+        kind="bias of the router missing",
+        topic=Topic.EXPERTS,
+        checkpoint="gpt_oss",
+        source="ort",
+        module=r"mlp",
+        graph=values(r"mlp\.(gate|router)\.bias$", lambda bias: 0 * bias),
+        seen="onnxruntime/mobius#414",
+    ),
+    replace(
+        B,
+        kind="temperature of the generation configuration in the graph",
+        topic=Topic.NUMBER,
+        checkpoint="qwen3",
+        source="ort",
+        module=r"lm_head",
+        graph=after(giving(r"^logits$"), "Div", np.float32(0.7)),
+    ),
+    replace(
+        B,
+        kind="an adapter merged twice",
+        topic=Topic.WEIGHT,
+        checkpoint="llama",
+        source="ort",
+        module=r"self_attn(\.q_proj|\[)",
+        layers=(1,),
+        graph=values(r"layers\.1\.self_attn\.q_proj\.weight$", with_adapter),
+    ),
+    replace(
+        B,
+        kind="values rotated too",
+        checkpoint="llama",
+        source="onnx",
+        module=r"self_attn(\.v_proj|\[)",
+        graph=before(
+            of("Attention"),
+            2,
+            "RotaryEmbedding",
+            "rope.5000.16.cos",
+            "rope.5000.16.sin",
+            "v_step.Slice_6",
+            num_heads=KV,
+        ),
+    ),
+    replace(
+        B,
+        kind="scale of the padded head",
+        topic=Topic.ATTENTION,
+        checkpoint="llama-heads-of-20",
+        source="ort",
+        module=r"self_attn\[",
+        graph=attributes(of("Attention", "GroupQueryAttention"), scale=32**-0.5),
+    ),
+    replace(
+        B,
+        kind="last rows of a matrix not written",
+        topic=Topic.WEIGHT,
+        checkpoint="qwen2",
+        source="ort",
+        module=r"mlp(\.down_proj|\[)?",
+        layers=(1,),
+        graph=values(r"layers\.1\.mlp\.down_proj\.weight$", lambda w: np.where(np.arange(len(w))[:, None] > 95, 0, w)),
+    ),
+    replace(
+        B,
+        kind="a matrix read one element late",
+        topic=Topic.WEIGHT,
+        checkpoint="olmo2",
+        source="ort",
+        module=r"mlp(\.up_proj|\[)?",
+        layers=(0,),
+        graph=values(r"layers\.0\.mlp\.up_proj\.weight$", lambda w: np.roll(w.T.ravel(), -1).reshape(w.T.shape).T),
+    ),
+    replace(
+        B,
+        kind="int8, zero points ignored",
+        topic=Topic.PRECISION,
+        checkpoint="qwen2",
+        source="ort",
+        module=r"self_attn|mlp",
+        rounded=blocks(8, 32, symmetric=False),
+        graph=values(r"_zero_points?$", lambda points: 0 * points + 128),
+        seen="microsoft/onnxruntime-genai#1951",
+    ),
+    # reduced precision
+    replace(
+        B,
+        kind="int4, halves of a byte swapped in one matrix",
+        topic=Topic.PRECISION,
+        checkpoint="llama",
+        source="ort",
+        module=r"self_attn(\.q_proj|\[)",
+        layers=(0,),
+        rounded=blocks(4, 32, symmetric=True),
+        graph=values(r"layers\.0\.self_attn\.q_proj\.weight_Q4", nibbles_swapped),
+        seen="amd/Quark#20",
+    ),
+    replace(
+        B,
+        kind="int4, scales stored in fp8",
+        topic=Topic.PRECISION,
+        checkpoint="llama",
+        source="ort",
+        module=r"mlp(\.down_proj|\[)?",
+        rounded=blocks(4, 32, symmetric=True),
+        graph=values(r"mlp\.down_proj\.weight_scales", small_scales_flushed),
+    ),
+    replace(
+        B,
+        kind="fp16, keys of one layer negated",
+        topic=Topic.PRECISION,
+        checkpoint="llama",
+        source="ort",
+        module=r"self_attn(\.k_proj|\[)",
+        layers=(1,),
+        rounded=half(),
+        graph=values(r"layers\.1\.self_attn\.k_proj\.weight", lambda w: -w),
+    ),
+)

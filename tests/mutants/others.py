@@ -1,0 +1,124 @@
+"""Other exporters' packages: wrong ones as they were released, and right ones that are broken here."""
+
+import numpy as np
+
+from mutants.graphs import attributes, both, copied, giving, in_turn, of, using, values
+from mutants.known import ATTENTION, NORMS, ROTATION
+from mutants.more import mutant
+from mutants.mutant import Mutant, Topic
+from rounding import swapped
+
+HEAD_DIM, QUERIES = 16, 48  # of the kept checkpoints
+ANYWHERE = r"."
+
+
+def keys_and_values_exchanged(packed: np.ndarray) -> np.ndarray:
+    """Columns ``[hidden, q + k + v]`` of the packed projection, with one key-value head."""
+    q, k, v = np.split(packed, [QUERIES, QUERIES + HEAD_DIM], axis=1)
+    return np.concatenate([q, v, k], axis=1)
+
+
+def angles_of(theta: float) -> np.ndarray:
+    return np.arange(128)[:, None] * theta ** -(np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+
+
+EXCHANGED = values(r"layers\.1\.attn\.qkv_proj\.MatMul\.weight$", keys_and_values_exchanged)
+OTHER_THETA = in_turn(
+    values(r"cos_cache$", lambda _: np.cos(angles_of(10_000.0))),
+    values(r"sin_cache$", lambda _: np.sin(angles_of(10_000.0))),
+)
+RELEASED: tuple[Mutant, ...] = (
+    mutant("as released: norms in bf16, embedding scale", Topic.PAIR, "kept-gemma2", "builder", r"norm|embed_tokens"),
+    mutant("as released: YaRN dropped", Topic.ROPE, "kept-yarn", "builder", ROTATION),
+    mutant("as released: window dropped", Topic.MASK, "kept-mistral", "builder", ATTENTION),
+    mutant("as released: epsilon and GELU", Topic.PAIR, "kept-phi", "builder", r"norm|mlp"),
+    mutant(
+        "as released: embedding scale, layers' kinds swapped",
+        Topic.PAIR,
+        "kept-gemma2",
+        "mobius",
+        rf"embed_tokens|{ATTENTION}",
+    ),
+    mutant(
+        "as released: embedding scale, attention scale, softcap",
+        Topic.PAIR,
+        "kept-gemma3",
+        "mobius",
+        rf"embed_tokens|lm_head|{ATTENTION}",
+    ),
+    mutant("as released: window dropped", Topic.MASK, "kept-mistral", "mobius", ATTENTION),
+    mutant(
+        "as released: and one RoPE for all layers",
+        Topic.PAIR,
+        "kept-gemma3",
+        "mobius-cpu",
+        rf"embed_tokens|lm_head|{ROTATION}",
+    ),
+    mutant("as released: scores not capped", Topic.ATTENTION, "kept-gemma2", "optimum", r"self_attn\["),
+)
+BROKEN: tuple[Mutant, ...] = (
+    mutant(
+        "keys and values swapped",
+        Topic.WEIGHT,
+        "kept-llama",
+        "builder",
+        r"self_attn(\.[kv]_proj|\[)",
+        layers=(1,),
+        graph=EXCHANGED,
+    ),
+    mutant("theta of the class", Topic.ROPE, "kept-llama", "builder", ROTATION, graph=OTHER_THETA),
+    mutant(
+        "scale from head_dim",
+        Topic.ATTENTION,
+        "kept-llama",
+        "builder",
+        ATTENTION,
+        layers=(0,),
+        graph=attributes(of("GroupQueryAttention"), only=(0,), scale=0.2),
+    ),
+    mutant(
+        "epsilon ten times larger",
+        Topic.NORM,
+        "kept-llama",
+        "optimum",
+        NORMS,
+        graph=values(r"norm(/input|/post)?.*/Constant_1_output_0$", lambda eps: 10 * eps),
+    ),
+    mutant(
+        "keys and values swapped",
+        Topic.WEIGHT,
+        "kept-llama",
+        "optimum",
+        r"self_attn(\.[kv]_proj|\[)",
+        layers=(0,),
+        graph=swapped("onnx::MatMul_738", "onnx::MatMul_739"),
+    ),
+    mutant("theta of the class", Topic.ROPE, "kept-llama", "mobius", ROTATION, graph=OTHER_THETA),
+    mutant(
+        "another layer's down_proj",
+        Topic.WEIGHT,
+        "kept-llama",
+        "mobius",
+        r"mlp(\.down_proj|\[)?",
+        layers=(1,),
+        graph=copied(r"layers\.1\.mlp\.down_proj\.weight_t$", "model.layers.0.mlp.down_proj.weight_t"),
+    ),
+    mutant(
+        "scale of one layer from hidden",
+        Topic.ATTENTION,
+        "kept-llama",
+        "mobius-static",
+        ATTENTION,
+        layers=(1,),
+        graph=attributes(both(of("Attention"), giving(r"layers\.1\.")), scale=42**-0.5),
+    ),
+    mutant(
+        "epsilon of the final norm alone",
+        Topic.NORM,
+        "kept-llama",
+        "mobius",
+        r"model\.norm",
+        graph=attributes(using(r"^model\.norm\.weight"), epsilon=1e-6),
+    ),
+)
+OTHERS: tuple[Mutant, ...] = (*RELEASED, *BROKEN)

@@ -1,0 +1,169 @@
+"""Puts one mutant or control to verify and diagnose, and says how far they came."""
+
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mutants.answers import is_named
+from mutants.making import checkpoint, make
+from mutants.mutant import Control, Mutant
+from paritas.checkpoint import open_checkpoint
+from paritas.diagnose import repair, run
+from paritas.diagnose.diagnosis import Diagnosis, Proof
+from paritas.errors import ParitasError
+from paritas.progress import silent
+from paritas.runtime.package import open_package
+from paritas.verify.evidence import Evidence
+from paritas.verify.rounded import truths_for
+from paritas.verify.run import judge
+from paritas.verify.verdict import Verdict
+
+RAW = ("onnxruntime",)
+
+
+@dataclass
+class Score:
+    """How far it came; every step of a mutant's is a yes or a no.
+
+    Attributes:
+        name, topic, blind: of the mutant; a control has no topic.
+        detected: verify does not prove it.
+        localised: the regions that are wrong by themselves, or else the causes, are where the fault acts, and there
+            alone.
+        named: the causes are the fault, and nothing else.
+        proved: both ways, and minimal.
+        repaired: the repaired package is proven.
+        verdict, floors: of verify.
+        codes: of the causes.
+        sources: regions that are wrong by themselves.
+        reason: what went wrong, if something did.
+        seconds: making, verifying, diagnosing, repairing.
+    """
+
+    name: str
+    topic: str
+    blind: bool = False
+    detected: bool = False
+    localised: bool = False
+    named: bool = False
+    proved: bool = False
+    repaired: bool = False
+    verdict: str = ""
+    floors: float | None = None
+    codes: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    reason: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def of_mutant(mutant: Mutant, out: Path, root: Path) -> Score:
+    """Everything that can be said of a mutant.
+
+    Args:
+        mutant: which.
+        out: a folder that is not there yet, for packages.
+        root: where checkpoints are kept.
+    """
+    score = Score(mutant.name, mutant.topic.value, mutant.blind)
+    clock = _Clock(score)
+    try:
+        with clock("make"):
+            package = make(mutant, out, root)
+        folder = checkpoint(mutant.checkpoint, root)
+        with clock("verify"):
+            _verified(score, judged(package, folder))
+        with clock("diagnose"):
+            diagnosed = run.diagnose(package, folder)
+        _diagnosed(score, mutant, diagnosed.diagnosis)
+        with clock("repair"):
+            _repaired(score, diagnosed, out.with_name(f"{out.name}.repaired"))
+    except ParitasError as error:
+        score.reason = f"{error.code}: {error.fact}"
+    except Exception as error:  # a crash of what is examined is a result, and has to be seen beside the others
+        score.reason = f"crashed: {type(error).__name__}: {error}"
+    return score
+
+
+def of_control(control: Control, out: Path, root: Path) -> Score:
+    """A right package: detected if somebody raised an alarm."""
+    score = Score(control.name, "")
+    clock = _Clock(score)
+    try:
+        with clock("make"):
+            package = make(control, out, root)
+        folder = checkpoint(control.checkpoint, root)
+        with clock("verify"):
+            _verified(score, judged(package, folder))
+        with clock("diagnose"):
+            found = run.diagnose(package, folder).diagnosis
+        score.codes = tuple(cause.suspect.code for cause in found.causes)
+        if found.diverges:
+            score.detected, score.reason = True, f"diagnose says {found.worst_floors:,.0f} floors"
+    except ParitasError as error:
+        score.detected, score.reason = True, f"{error.code}: {error.fact}"
+    except Exception as error:  # as above
+        score.detected, score.reason = True, f"crashed: {type(error).__name__}: {error}"
+    return score
+
+
+def judged(package: Path, folder: Path) -> Evidence:
+    """What verify says of it in ONNX Runtime; the reference's answers are remembered."""
+    opened = open_package(package)
+    truths = truths_for(opened, open_checkpoint(folder), silent, cache=True, power=False)
+    return judge(opened, truths, RAW)
+
+
+def _verified(score: Score, evidence: Evidence) -> None:
+    score.verdict, score.floors = evidence.verdict.value, evidence.worst_floors
+    score.detected = evidence.verdict is not Verdict.PROVEN
+
+
+def _diagnosed(score: Score, mutant: Mutant, found: Diagnosis) -> None:
+    score.codes = tuple(cause.suspect.code for cause in found.causes)
+    score.sources = tuple(dict.fromkeys(region.region for region in found.where.sources)) if found.where else ()
+    places = score.sources or tuple(cause.suspect.where for cause in found.causes)
+    score.localised = bool(places) and all(acts(mutant, where) for where in places)
+    score.named = is_named(mutant, score.codes)
+    score.proved = bool(found.causes) and all(cause.proof is Proof.PROVED for cause in found.causes)
+    if not found.diverges:
+        score.reason = "diagnose sees no difference"
+    elif not found.causes:
+        score.reason = "no cause; suspects: " + (", ".join(dict.fromkeys(s.code for s in found.suspects)) or "none")
+    elif not score.proved:
+        score.reason = "; ".join(dict.fromkeys(f"{c.suspect.code} {c.proof.value}" for c in found.causes))
+
+
+def acts(mutant: Mutant, where: str) -> bool:
+    """Whether a place, in the reference's words, is one where the fault acts."""
+    layer = re.search(r"layers\.(\d+)\.", where)
+    if layer and mutant.layers is not None and int(layer[1]) not in mutant.layers:
+        return False
+    rest = where[layer.end() :] if layer else where
+    return re.search(mutant.module, rest) is not None
+
+
+def _repaired(score: Score, diagnosed: run.Diagnosed, out: Path) -> None:
+    if diagnosed.edit is None:
+        return
+    try:
+        score.repaired = repair.write(diagnosed.case, diagnosed.edit, out).evidence.verdict is Verdict.PROVEN
+    except ParitasError as error:
+        score.reason = "; ".join(each for each in (score.reason, f"{error.code}: {error.fact}") if each)
+
+
+class _Clock:
+    """Adds the seconds of a step to a score."""
+
+    def __init__(self, score: Score) -> None:
+        self._score = score
+
+    def __call__(self, step: str) -> "_Clock":
+        self._step, self._start = step, time.perf_counter()
+        return self
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        self._score.seconds[self._step] = round(time.perf_counter() - self._start, 2)
