@@ -269,6 +269,33 @@ def test_a_rope_parameter_that_nothing_reads_stops_the_export(inside: str) -> No
         read({"model_type": "llama", inside: {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}})
 
 
+def test_a_rope_value_that_transformers_overlooks_is_refused() -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}
+    nested = {"full_attention": yarn | {"truncate": True}, "sliding_attention": {"rope_type": "default"}}
+    assert read({"model_type": "gemma3_text", "rope_parameters": nested}).layers[5].attention.rope is not None
+    nested["full_attention"] = yarn | {"truncate": False}
+    with pytest.raises(ParitasError, match="config-rope-ambiguous"):
+        read({"model_type": "gemma3_text", "rope_parameters": nested})
+
+
+@pytest.mark.parametrize("model_type", ["nemotron", "glm", "phi", "stablelm", "gpt_neox"])
+def test_a_partial_rotary_factor_that_config_json_leaves_out_is_the_class_default(model_type: str) -> None:
+    """glm's is 0.5: to rotate whole heads instead is P-R4 of the public failures."""
+    config = CLASSES[model_type]()
+    part = config.rope_parameters["partial_rotary_factor"]
+    rope = read({"model_type": model_type}).layers[0].attention.rope
+    assert rope is not None
+    assert part < 1
+    assert rope.dim == int(read({"model_type": model_type}).layers[0].attention.head_dim * part)
+
+
+def test_an_explicit_null_is_no_absent_key() -> None:
+    assert read({"model_type": "mistral"}).layers[0].attention.window == 4096
+    assert read({"model_type": "mistral", "sliding_window": None}).layers[0].attention.window is None
+    assert read({"model_type": "gemma2", "attn_logit_softcapping": None}).layers[0].attention.softcap is None
+    assert read({"model_type": "qwen2", "num_key_value_heads": None}).layers[0].attention.kv_heads == 32
+
+
 @every_class
 @pytest.mark.parametrize("value", ["8", True, [2], -1, 10**400, float("nan")], ids=str)
 def test_a_number_of_the_wrong_kind_is_refused_by_its_key(model_type: str, value: Any) -> None:

@@ -13,6 +13,7 @@ from paritas.commands.audit import audit
 from paritas.commands.demo import demo
 from paritas.commands.diagnose import diagnose
 from paritas.commands.export import export
+from paritas.commands.families import families
 from paritas.commands.generate import generate
 from paritas.commands.inspect import inspect
 from paritas.commands.tap import tap
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for each in (export, verify, audit, diagnose, tap, generate, inspect, demo):
+for each in (export, verify, audit, diagnose, tap, generate, inspect, families, demo):
     app.command()(each)
 
 

@@ -231,7 +231,7 @@ class Config:
         if any(values.get("truncate") is False for values in nested.values()):
             raise ParitasError(
                 "config-rope-ambiguous",
-                "truncate is false in the RoPE of one layer type: transformers looks for it beside the layer types alone",
+                "truncate is false in the RoPE of one layer type, where transformers does not look for it",
                 place=self._at("rope_parameters"),
                 hint="Leave truncate out, or set it to true, which is what transformers computes.",
             )

@@ -87,20 +87,13 @@ def first_two_exchanged(array: Array) -> Array:
     return array[[1, 0, *range(2, len(array))]]
 
 
-M = Mutant("", Topic.ROPE, "", "", "")
-
-
-def mutant(kind: str, topic: Topic, checkpoint: str, source: str, module: str, **more: Any) -> Mutant:
-    return replace(M, kind=kind, topic=topic, checkpoint=checkpoint, source=source, module=module, **more)
-
-
 R, A, K, N, W = Topic.ROPE, Topic.ATTENTION, Topic.MASK, Topic.NORM, Topic.WEIGHT
 U, E, S, F = Topic.NUMBER, Topic.EXPERTS, Topic.STATE, Topic.MLP
 
 ROPES = (
-    mutant("theta of the class", R, "qwen3", "ort", ROTATION, fault=in_rope(theta=10_000.0), seen="genai#2076"),
-    mutant("theta of the class", R, "mixtral", "onnx", ROTATION, fault=in_rope(theta=10_000.0), seen="genai#2076"),
-    mutant(
+    Mutant("theta of the class", R, "qwen3", "ort", ROTATION, fault=in_rope(theta=10_000.0), seen="genai#2076"),
+    Mutant("theta of the class", R, "mixtral", "onnx", ROTATION, fault=in_rope(theta=10_000.0), seen="genai#2076"),
+    Mutant(
         "llama3 factor 32 for 8",
         R,
         "llama-biased",
@@ -109,10 +102,10 @@ ROPES = (
         fault=in_rope(scaling=Llama3(32.0, 1.0, 4.0, 32)),
         seen="TransformerLensOrg/TransformerLens#910",
     ),
-    mutant("pairs of halves", R, "cohere", "ort", ROTATION, fault=in_rope(pairing=Pairing.HALVES), seen="lcpp#3018"),
-    mutant("pairs of halves", R, "glm", "onnx", ROTATION, fault=in_rope(pairing=Pairing.HALVES)),
-    mutant("pairs of neighbours", R, "llama", "ort", ROTATION, fault=in_rope(pairing=Pairing.NEIGHBOURS)),
-    mutant(
+    Mutant("pairs of halves", R, "cohere", "ort", ROTATION, fault=in_rope(pairing=Pairing.HALVES), seen="lcpp#3018"),
+    Mutant("pairs of halves", R, "glm", "onnx", ROTATION, fault=in_rope(pairing=Pairing.HALVES)),
+    Mutant("pairs of neighbours", R, "llama", "ort", ROTATION, fault=in_rope(pairing=Pairing.NEIGHBOURS)),
+    Mutant(
         "LongRoPE switches at twice the length",
         R,
         "phi3-longrope",
@@ -120,14 +113,14 @@ ROPES = (
         ROTATION,
         fault=in_longrope(lambda scaling: replace(scaling, original_context=2 * scaling.original_context)),
     ),
-    mutant("RoPE on layers without one", R, "cohere2", "ort", ROTATION, layers=(1,), fault=rope_everywhere),
-    mutant("RoPE on layers without one", R, "exaone4", "onnx", ROTATION, layers=(1,), fault=rope_everywhere),
-    mutant("alpha of dynamic scaling lost", R, "hunyuan_v1_dense", "ort", ROTATION, fault=in_rope(theta=5_000.0)),
-    mutant("partial rotary over the whole head", R, "glm", "ort", ROTATION, fault=in_rope(dim=32)),
-    mutant("partial rotary over the whole head", R, "stablelm", "onnx", ROTATION, fault=in_rope(dim=16)),
+    Mutant("RoPE on layers without one", R, "cohere2", "ort", ROTATION, layers=(1,), fault=rope_everywhere),
+    Mutant("RoPE on layers without one", R, "exaone4", "onnx", ROTATION, layers=(1,), fault=rope_everywhere),
+    Mutant("alpha of dynamic scaling lost", R, "hunyuan_v1_dense", "ort", ROTATION, fault=in_rope(theta=5_000.0)),
+    Mutant("partial rotary over the whole head", R, "glm", "ort", ROTATION, fault=in_rope(dim=32)),
+    Mutant("partial rotary over the whole head", R, "stablelm", "onnx", ROTATION, fault=in_rope(dim=16)),
 )
 ATTENTIONS = (
-    mutant(
+    Mutant(
         "scale of one layer from hidden",
         A,
         "qwen3",
@@ -136,10 +129,10 @@ ATTENTIONS = (
         layers=(1,),
         fault=in_layer(1, lambda layer: replace(layer, mixer=replace(layer.attention, scale=72**-0.5))),
     ),
-    mutant(
+    Mutant(
         "clipping of q, k and v ignored", A, "olmo-clip", "ort", r"self_attn", fault=in_attention(clip=lambda _: None)
     ),
-    mutant(
+    Mutant(
         "attention sinks dropped",
         A,
         "gpt_oss",
@@ -149,7 +142,7 @@ ATTENTIONS = (
         drop=("*.sinks",),
         seen="microsoft/onnxruntime#25269",
     ),
-    mutant(
+    Mutant(
         "causal mask from the upper left corner",
         K,
         "mistral",
@@ -158,7 +151,7 @@ ATTENTIONS = (
         graph=inputs(both(of("Range"), using(r"Sub_\d+$")), lambda _: ["zero", "v_step.Squeeze_8", "one"]),
         seen="microsoft/onnxruntime#29020",
     ),
-    mutant(
+    Mutant(
         "a token does not see itself",
         K,
         "kept-llama",
@@ -166,7 +159,7 @@ ATTENTIONS = (
         r"self_attn\[",
         graph=another_type(of("LessOrEqual"), "Less"),
     ),
-    mutant(
+    Mutant(
         "window ignored",
         K,
         "exaone4",
@@ -175,8 +168,8 @@ ATTENTIONS = (
         layers=(0, 2),
         fault=in_attention("sliding", window=lambda _: None),
     ),
-    mutant("window one too long", K, "mixtral", "onnx", ATTENTION, fault=in_attention(window=lambda a: a.window + 1)),
-    mutant(
+    Mutant("window one too long", K, "mixtral", "onnx", ATTENTION, fault=in_attention(window=lambda a: a.window + 1)),
+    Mutant(
         "cached values lost",
         S,
         "llama",
@@ -184,7 +177,7 @@ ATTENTIONS = (
         r"self_attn",
         graph=before(of("Attention"), 5, "Mul", np.float32(0)),
     ),
-    mutant(
+    Mutant(
         "a layer takes another one's cache",
         S,
         "qwen3",
@@ -197,7 +190,7 @@ ATTENTIONS = (
         ),
         seen="onnxruntime/mobius#474",
     ),
-    mutant(
+    Mutant(
         "cached keys rounded to fp16",
         S,
         "mistral",
@@ -207,7 +200,7 @@ ATTENTIONS = (
     ),
 )
 NORMED = (
-    mutant(
+    Mutant(
         "epsilon of the class",
         N,
         "olmo2",
@@ -216,7 +209,7 @@ NORMED = (
         fault=in_every_norm(eps=lambda _: 1e-5),
         seen="onnxruntime/mobius tolerance guide",
     ),
-    mutant(
+    Mutant(
         "epsilon of the final norm alone",
         N,
         "llama",
@@ -224,7 +217,7 @@ NORMED = (
         r"model\.norm",
         graph=attributes(both(of(*RMS), using(r"^model\.norm")), epsilon=1e-6),
     ),
-    mutant(
+    Mutant(
         "RMSNorm for LayerNorm",
         N,
         "olmo",
@@ -233,9 +226,9 @@ NORMED = (
         graph=another_type(of("LayerNormalization"), "RMSNormalization", epsilon=1e-5, axis=-1),
         seen="onnxruntime/mobius OLMo guide",
     ),
-    mutant("bias of LayerNorm lost", N, "starcoder2", "ort", NORMS, graph=values(r"norm\.bias$", lambda b: 0 * b)),
-    mutant("bias of LayerNorm lost", N, "phi", "onnx", NORMS, graph=values(r"norm\.bias$", lambda b: 0 * b)),
-    mutant(
+    Mutant("bias of LayerNorm lost", N, "starcoder2", "ort", NORMS, graph=values(r"norm\.bias$", lambda b: 0 * b)),
+    Mutant("bias of LayerNorm lost", N, "phi", "onnx", NORMS, graph=values(r"norm\.bias$", lambda b: 0 * b)),
+    Mutant(
         "q_norm and k_norm exchanged",
         N,
         "qwen3",
@@ -243,7 +236,7 @@ NORMED = (
         r"self_attn(\.[qk]_norm|\[)",
         graph=swapped("q_norm", "k_norm"),
     ),
-    mutant(
+    Mutant(
         "k_norm of one layer left out",
         N,
         "qwen3",
@@ -253,7 +246,7 @@ NORMED = (
         graph=bypass(using(r"layers\.1\.self_attn\.k_norm")),
         seen="onnxruntime/mobius#474",
     ),
-    mutant(
+    Mutant(
         "norm behind attention left out",
         N,
         "gemma2",
@@ -262,10 +255,10 @@ NORMED = (
         layers=(1,),
         graph=bypass(using(r"layers\.1\.post_attention_layernorm")),
     ),
-    mutant(
+    Mutant(
         "norm weights rounded to fp16", N, "gemma", "ort", NORMS, graph=values(r"norm\.weight$", through(np.float16))
     ),
-    mutant(
+    Mutant(
         "parallel layers wired one after the other",
         N,
         "gpt_neox",
@@ -273,7 +266,7 @@ NORMED = (
         r"mlp|layernorm|\[",
         fault=in_layers(one_after_the_other),
     ),
-    mutant(
+    Mutant(
         "final norm of another place",
         N,
         "mistral",
@@ -284,9 +277,9 @@ NORMED = (
     ),
 )
 NUMBERS = (
-    mutant("GELU for SiLU", F, "mistral", "ort", MLP, fault=in_mlp(activation=Activation.GELU), seen="vllm#3411"),
-    mutant("ReLU squared for SiLU", F, "qwen2", "onnx", MLP, fault=in_mlp(activation=Activation.RELU2)),
-    mutant(
+    Mutant("GELU for SiLU", F, "mistral", "ort", MLP, fault=in_mlp(activation=Activation.GELU), seen="vllm#3411"),
+    Mutant("ReLU squared for SiLU", F, "qwen2", "onnx", MLP, fault=in_mlp(activation=Activation.RELU2)),
+    Mutant(
         "logits scale inverted",
         U,
         "cohere",
@@ -295,7 +288,7 @@ NUMBERS = (
         fault=in_spec(lambda spec: replace(spec, logits_scale=1 / spec.logits_scale)),
         seen="unslothai/unsloth#1218",
     ),
-    mutant(
+    Mutant(
         "bias of the head missing",
         U,
         "phi",
@@ -304,7 +297,7 @@ NUMBERS = (
         fault=in_spec(lambda spec: replace(spec, head_bias=False)),
         drop=("lm_head.bias",),
     ),
-    mutant(
+    Mutant(
         "logits rounded to bf16",
         U,
         "llama",
@@ -315,7 +308,7 @@ NUMBERS = (
         ),
         seen="microsoft/onnxruntime-genai#1479",
     ),
-    mutant(
+    Mutant(
         "softcap of another value",
         U,
         "gemma2",
@@ -325,8 +318,8 @@ NUMBERS = (
     ),
 )
 WEIGHTS = (
-    mutant("layers exchanged", W, "llama", "ort", r".", layers=(1, 2), graph=swapped("layers.1.", "layers.2.")),
-    mutant(
+    Mutant("layers exchanged", W, "llama", "ort", r".", layers=(1, 2), graph=swapped("layers.1.", "layers.2.")),
+    Mutant(
         "another layer's down_proj",
         W,
         "qwen2",
@@ -335,7 +328,7 @@ WEIGHTS = (
         layers=(2,),
         graph=copied(r"layers\.2\.mlp\.down_proj\.weight$", "model.layers.1.mlp.down_proj.weight"),
     ),
-    mutant(
+    Mutant(
         "biases of k and v exchanged",
         W,
         "smollm3",
@@ -344,7 +337,7 @@ WEIGHTS = (
         graph=swapped("k_proj.bias", "v_proj.bias"),
         seen="microsoft/onnxruntime-genai#1059",
     ),
-    mutant(
+    Mutant(
         "values of one layer written as zeros",
         W,
         "phi3",
@@ -354,7 +347,7 @@ WEIGHTS = (
         graph=values(r"layers\.1\.self_attn\.v_proj\.weight$", lambda w: 0 * w),
         seen="onnxruntime/mobius#351",
     ),
-    mutant(
+    Mutant(
         "bias that was never set is noise",
         W,
         "granite",
@@ -364,7 +357,7 @@ WEIGHTS = (
         graph=values(r"layers\.0\.mlp\.down_proj\.bias$", noise),
         seen="onnxruntime/mobius phimoe",
     ),
-    mutant(
+    Mutant(
         "head tied that is not",
         W,
         "llama-biased",
@@ -374,7 +367,7 @@ WEIGHTS = (
         drop=("lm_head.weight",),
         seen="microsoft/onnxruntime-genai#2237",
     ),
-    mutant(
+    Mutant(
         "one matrix through int8",
         W,
         "olmo2",
@@ -383,7 +376,7 @@ WEIGHTS = (
         layers=(2,),
         graph=values(r"layers\.2\.self_attn\.o_proj\.weight$", through_int8),
     ),
-    mutant(
+    Mutant(
         "a head's queries exchanged with another's",
         W,
         "nemotron",
@@ -396,7 +389,7 @@ WEIGHTS = (
         ),
         seen="ggml-org/llama.cpp#3364",
     ),
-    mutant(
+    Mutant(
         "bias of the convolution missing",
         W,
         "lfm2",
@@ -407,7 +400,7 @@ WEIGHTS = (
     ),
 )
 MIXTURES = (
-    mutant(
+    Mutant(
         "weights of experts not normalised",
         E,
         "qwen3_moe",
@@ -417,9 +410,9 @@ MIXTURES = (
         fault=in_experts(normalized=False),
         seen="pytorch/torchtitan#1448",
     ),
-    mutant("weights of experts normalised", E, "olmoe", "onnx", r"mlp", fault=in_experts(normalized=True)),
-    mutant("one expert too few", E, "mixtral", "ort", r"mlp", fault=in_experts(chosen=2)),
-    mutant(
+    Mutant("weights of experts normalised", E, "olmoe", "onnx", r"mlp", fault=in_experts(normalized=True)),
+    Mutant("one expert too few", E, "mixtral", "ort", r"mlp", fault=in_experts(chosen=2)),
+    Mutant(
         "two experts exchanged",
         E,
         "qwen3_moe",
@@ -429,7 +422,7 @@ MIXTURES = (
         graph=values(r"layers\.1\.mlp\.experts\.\w+_proj\.weight$", first_two_exchanged),
         seen="onnxruntime/mobius#324",
     ),
-    mutant(
+    Mutant(
         "gate and up of experts exchanged",
         E,
         "granitemoe",
@@ -438,7 +431,7 @@ MIXTURES = (
         graph=swapped("experts.gate_proj", "experts.up_proj"),
         seen="flashinfer-ai/flashinfer#4130",
     ),
-    mutant(
+    Mutant(
         "gate of the shared expert lost",
         E,
         "qwen2_moe",
@@ -447,7 +440,7 @@ MIXTURES = (
         layers=(0, 2),
         graph=another_type(both(of("Sigmoid"), giving(r"mlp\.Sigmoid")), "Identity"),
     ),
-    mutant("SwiGLU with alpha of the class", E, "gpt_oss", "ort", r"mlp", fault=in_gating(alpha=1.702)),
-    mutant("SwiGLU with limit of the class", E, "gpt_oss", "onnx", r"mlp", fault=in_gating(limit=7.0)),
+    Mutant("SwiGLU with alpha of the class", E, "gpt_oss", "ort", r"mlp", fault=in_gating(alpha=1.702)),
+    Mutant("SwiGLU with limit of the class", E, "gpt_oss", "onnx", r"mlp", fault=in_gating(limit=7.0)),
 )
 MORE: tuple[Mutant, ...] = (*ROPES, *ATTENTIONS, *NORMED, *NUMBERS, *WEIGHTS, *MIXTURES)

@@ -4,7 +4,6 @@ import numpy as np
 
 from mutants.graphs import attributes, both, copied, giving, in_turn, of, using, values
 from mutants.known import ATTENTION, NORMS, ROTATION
-from mutants.more import mutant
 from mutants.mutant import Mutant, Topic
 from rounding import swapped
 
@@ -28,36 +27,36 @@ OTHER_THETA = in_turn(
     values(r"sin_cache$", lambda _: np.sin(angles_of(10_000.0))),
 )
 RELEASED: tuple[Mutant, ...] = (
-    mutant("as released: norms in bf16, embedding scale", Topic.PAIR, "kept-gemma2", "builder", r"norm|embed_tokens"),
-    mutant("as released: YaRN dropped", Topic.ROPE, "kept-yarn", "builder", ROTATION),
-    mutant("as released: window dropped", Topic.MASK, "kept-mistral", "builder", ATTENTION),
-    mutant("as released: epsilon and GELU", Topic.PAIR, "kept-phi", "builder", r"norm|mlp"),
-    mutant(
+    Mutant("as released: norms in bf16, embedding scale", Topic.PAIR, "kept-gemma2", "builder", r"norm|embed_tokens"),
+    Mutant("as released: YaRN dropped", Topic.ROPE, "kept-yarn", "builder", ROTATION),
+    Mutant("as released: window dropped", Topic.MASK, "kept-mistral", "builder", ATTENTION),
+    Mutant("as released: epsilon and GELU", Topic.PAIR, "kept-phi", "builder", r"norm|mlp"),
+    Mutant(
         "as released: embedding scale, layers' kinds swapped",
         Topic.PAIR,
         "kept-gemma2",
         "mobius",
         rf"embed_tokens|{ATTENTION}",
     ),
-    mutant(
+    Mutant(
         "as released: embedding scale, attention scale, softcap",
         Topic.PAIR,
         "kept-gemma3",
         "mobius",
         rf"embed_tokens|lm_head|{ATTENTION}",
     ),
-    mutant("as released: window dropped", Topic.MASK, "kept-mistral", "mobius", ATTENTION),
-    mutant(
+    Mutant("as released: window dropped", Topic.MASK, "kept-mistral", "mobius", ATTENTION),
+    Mutant(
         "as released: and one RoPE for all layers",
         Topic.PAIR,
         "kept-gemma3",
         "mobius-cpu",
         rf"embed_tokens|lm_head|{ROTATION}",
     ),
-    mutant("as released: scores not capped", Topic.ATTENTION, "kept-gemma2", "optimum", r"self_attn\["),
+    Mutant("as released: scores not capped", Topic.ATTENTION, "kept-gemma2", "optimum", r"self_attn\["),
 )
 BROKEN: tuple[Mutant, ...] = (
-    mutant(
+    Mutant(
         "keys and values swapped",
         Topic.WEIGHT,
         "kept-llama",
@@ -66,8 +65,8 @@ BROKEN: tuple[Mutant, ...] = (
         layers=(1,),
         graph=EXCHANGED,
     ),
-    mutant("theta of the class", Topic.ROPE, "kept-llama", "builder", ROTATION, graph=OTHER_THETA),
-    mutant(
+    Mutant("theta of the class", Topic.ROPE, "kept-llama", "builder", ROTATION, graph=OTHER_THETA),
+    Mutant(
         "scale from head_dim",
         Topic.ATTENTION,
         "kept-llama",
@@ -76,7 +75,7 @@ BROKEN: tuple[Mutant, ...] = (
         layers=(0,),
         graph=attributes(of("GroupQueryAttention"), only=(0,), scale=0.2),
     ),
-    mutant(
+    Mutant(
         "epsilon ten times larger",
         Topic.NORM,
         "kept-llama",
@@ -84,7 +83,7 @@ BROKEN: tuple[Mutant, ...] = (
         NORMS,
         graph=values(r"norm(/input|/post)?.*/Constant_1_output_0$", lambda eps: 10 * eps),
     ),
-    mutant(
+    Mutant(
         "keys and values swapped",
         Topic.WEIGHT,
         "kept-llama",
@@ -93,8 +92,8 @@ BROKEN: tuple[Mutant, ...] = (
         layers=(0,),
         graph=swapped("onnx::MatMul_738", "onnx::MatMul_739"),
     ),
-    mutant("theta of the class", Topic.ROPE, "kept-llama", "mobius", ROTATION, graph=OTHER_THETA),
-    mutant(
+    Mutant("theta of the class", Topic.ROPE, "kept-llama", "mobius", ROTATION, graph=OTHER_THETA),
+    Mutant(
         "another layer's down_proj",
         Topic.WEIGHT,
         "kept-llama",
@@ -103,7 +102,7 @@ BROKEN: tuple[Mutant, ...] = (
         layers=(1,),
         graph=copied(r"layers\.1\.mlp\.down_proj\.weight_t$", "model.layers.0.mlp.down_proj.weight_t"),
     ),
-    mutant(
+    Mutant(
         "scale of one layer from hidden",
         Topic.ATTENTION,
         "kept-llama",
@@ -112,7 +111,7 @@ BROKEN: tuple[Mutant, ...] = (
         layers=(1,),
         graph=attributes(both(of("Attention"), giving(r"layers\.1\.")), scale=42**-0.5),
     ),
-    mutant(
+    Mutant(
         "epsilon of the final norm alone",
         Topic.NORM,
         "kept-llama",

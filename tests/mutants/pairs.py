@@ -9,7 +9,7 @@ import pytest
 import tiny
 from mutants.graphs import attributes, both, copied, in_turn, of, using, values
 from mutants.known import ATTENTION, MLP, NORMS, ROTATION
-from mutants.more import RMS, mutant, through_int8
+from mutants.more import RMS, through_int8
 from mutants.mutant import Fault, Mutant, Topic
 from paritas.spec import Activation, Attention, Experts, Layer, Yarn
 from rounding import swapped
@@ -85,7 +85,7 @@ UNCAPPED_AND_ERF = in_spec(
 )
 
 PAIRS: tuple[Mutant, ...] = (
-    mutant(
+    Mutant(
         "1 + weight in bf16, embedding scale rounded",
         P,
         "gemma3",
@@ -94,7 +94,7 @@ PAIRS: tuple[Mutant, ...] = (
         fault=faults(offset_in_bf16, in_embed_scale(lambda scale: round(scale, 2))),
         seen="microsoft/onnxruntime-genai#2939",
     ),
-    mutant(
+    Mutant(
         "theta of the class, window one too long",
         P,
         "gemma2",
@@ -102,7 +102,7 @@ PAIRS: tuple[Mutant, ...] = (
         rf"{ROTATION}|{ATTENTION}",
         fault=layers(rope(theta=10_000.0), attention(window=longer_window)),
     ),
-    mutant(
+    Mutant(
         "linear scaling lost, epsilon of the class",
         P,
         "llama-linear",
@@ -111,7 +111,7 @@ PAIRS: tuple[Mutant, ...] = (
         fault=in_rope(scaling=None),
         graph=attributes(of(*RMS), epsilon=1e-6),
     ),
-    mutant(
+    Mutant(
         "scale from hidden, q_norm and k_norm exchanged",
         P,
         "qwen3",
@@ -120,7 +120,7 @@ PAIRS: tuple[Mutant, ...] = (
         fault=layers(attention(scale=lambda _: tiny.HIDDEN**-0.5)),
         graph=swapped("q_norm", "k_norm"),
     ),
-    mutant(
+    Mutant(
         "embedding and residual multipliers lost",
         P,
         "granite",
@@ -129,7 +129,7 @@ PAIRS: tuple[Mutant, ...] = (
         fault=WRONG_NUMBERS,
         seen="ggml-org/llama.cpp#9412",
     ),
-    mutant(
+    Mutant(
         "window one too long, GELU for SiLU",
         P,
         "mistral-window",
@@ -137,7 +137,7 @@ PAIRS: tuple[Mutant, ...] = (
         rf"{ATTENTION}|{MLP}",
         fault=layers(attention(window=longer_window), mlp(activation=Activation.GELU)),
     ),
-    mutant(
+    Mutant(
         "biases of k and v exchanged, theta of the class",
         P,
         "smollm3",
@@ -146,7 +146,7 @@ PAIRS: tuple[Mutant, ...] = (
         fault=layers(rope(theta=10_000.0)),
         graph=swapped("k_proj.bias", "v_proj.bias"),
     ),
-    mutant(
+    Mutant(
         "whole heads rotated, epsilon of the class",
         P,
         "nemotron",
@@ -154,7 +154,7 @@ PAIRS: tuple[Mutant, ...] = (
         rf"{ROTATION}|{NORMS}",
         fault=layers(rope(dim=16), norm(eps=1e-5)),
     ),
-    mutant(
+    Mutant(
         "weights of experts not normalised, theta of the class",
         P,
         "qwen3_moe",
@@ -162,7 +162,7 @@ PAIRS: tuple[Mutant, ...] = (
         rf"mlp|{ROTATION}",
         fault=layers(experts(normalized=False), rope(theta=10_000.0)),
     ),
-    mutant(
+    Mutant(
         "YaRN's attention factor lost, scale from hidden",
         P,
         "llama-yarn",
@@ -170,7 +170,7 @@ PAIRS: tuple[Mutant, ...] = (
         rf"{ROTATION}|{ATTENTION}",
         fault=layers(yarn(attention_factor=1.0), attention(scale=lambda _: tiny.HIDDEN**-0.5)),
     ),
-    mutant(
+    Mutant(
         "one matrix through int8, epsilon of the final norm",
         P,
         "olmo2",
@@ -181,10 +181,10 @@ PAIRS: tuple[Mutant, ...] = (
             attributes(both(of(*RMS), using(r"^model\.norm")), epsilon=1e-6),
         ),
     ),
-    mutant(
+    Mutant(
         "logits uncapped, GELU by the error function", P, "gemma3", "onnx", rf"lm_head|{MLP}", fault=UNCAPPED_AND_ERF
     ),
-    mutant(
+    Mutant(
         "two layers' down_proj the same, a norm of another layer",
         P,
         "mistral",

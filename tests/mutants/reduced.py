@@ -7,7 +7,6 @@ import numpy as np
 
 from mutants.graphs import values
 from mutants.known import ATTENTION, NORMS, ROTATION
-from mutants.more import mutant
 from mutants.mutant import Mutant, Topic
 from rounding import blocks, half, swapped, times
 from test_mutants import in_every_norm, in_rope, in_window, offset_in_bf16
@@ -23,7 +22,7 @@ def to_bf16(array: Any) -> Any:
 
 
 REDUCED: tuple[Mutant, ...] = (
-    mutant(
+    Mutant(
         "int4, epsilon ten times larger",
         Q,
         "llama",
@@ -32,11 +31,11 @@ REDUCED: tuple[Mutant, ...] = (
         rounded=INT4,
         fault=in_every_norm(eps=lambda n: 3e-4),
     ),
-    mutant("int4, theta of the class", Q, "qwen3", "ort", ROTATION, rounded=INT4, fault=in_rope(theta=10_000.0)),
-    mutant(
+    Mutant("int4, theta of the class", Q, "qwen3", "ort", ROTATION, rounded=INT4, fault=in_rope(theta=10_000.0)),
+    Mutant(
         "int4, window one too long", Q, "gemma3", "ort", ATTENTION, rounded=INT4, fault=in_window(lambda size: size + 1)
     ),
-    mutant(
+    Mutant(
         "int4, scales of a matrix 1 % too large",
         Q,
         "llama",
@@ -46,7 +45,7 @@ REDUCED: tuple[Mutant, ...] = (
         rounded=INT4,
         graph=values(r"layers\.1\.mlp\.down_proj\.weight_scales", times(1.01)),
     ),
-    mutant(
+    Mutant(
         "int4, gate and up swapped",
         Q,
         "mistral",
@@ -56,7 +55,7 @@ REDUCED: tuple[Mutant, ...] = (
         rounded=INT4,
         graph=swapped("layers.2.mlp.gate", "layers.2.mlp.up"),
     ),
-    mutant(
+    Mutant(
         "int4 by DequantizeLinear, keys and values swapped",
         Q,
         "llama",
@@ -66,11 +65,11 @@ REDUCED: tuple[Mutant, ...] = (
         rounded=QDQ,
         graph=swapped("layers.1.self_attn.k_proj", "layers.1.self_attn.v_proj"),
     ),
-    mutant(
+    Mutant(
         "int8, epsilon of the class", Q, "olmo2", "ort", NORMS, rounded=INT8, fault=in_every_norm(eps=lambda _: 1e-5)
     ),
-    mutant("fp16, theta of the class", Q, "llama", "ort", ROTATION, rounded=half(), fault=in_rope(theta=10_000.0)),
-    mutant(
+    Mutant("fp16, theta of the class", Q, "llama", "ort", ROTATION, rounded=half(), fault=in_rope(theta=10_000.0)),
+    Mutant(
         "fp16, 1 + weight rounded to bf16",
         Q,
         "gemma3",
@@ -79,7 +78,7 @@ REDUCED: tuple[Mutant, ...] = (
         rounded=half(*FP32_NORMS),
         fault=offset_in_bf16,
     ),
-    mutant(
+    Mutant(
         "fp16, a row of the head zero",
         Q,
         "llama-biased",

@@ -54,6 +54,11 @@ class KeptNoise:
         for name, noise in self._noise.items():
             noise.add(variant, rows(self.tensors[name]), rows(tensors[name]))
 
+    def cut(self, variant: str, first: int, length: int) -> None:
+        """What ``variant`` keeps of tokens before ``first``, of ``length``, does not count."""
+        for noise in self._noise.values():
+            noise.cut(variant, max(0, first - length + len(noise.spacing)))
+
     def drop(self, variant: str) -> None:
         """Forget a variant that was refused half way."""
         for noise in self._noise.values():

@@ -44,6 +44,8 @@ USUAL = 0.9
 
 FP64, SDPA, STEPS = "fp64 eager, one pass", "fp32 SDPA, one pass", "fp32 eager, step by step"
 NUDGED = tuple(f"fp32 eager, one pass, weights a last bit off ({number})" for number in (1, 2))
+REROUTED = "fp32 eager, one pass, experts that tie chosen the other way"
+"""See :mod:`paritas.verify.routing`: asked of a sequence from its first tie on, and no part of what is usual."""
 
 STRANGE = 1000.0
 """An fp32 variant that is so many times further off than all others is another computation."""
@@ -89,6 +91,15 @@ class Noise:
         rest = np.full(len(reference) - len(logits), np.nan)
         self.variants[variant] = np.concatenate([found, rest])
 
+    def cut(self, variant: str, first: int) -> None:
+        """What ``variant`` shows before the position ``first`` does not count."""
+        self.variants[variant][:first] = np.nan
+
+    @property
+    def quiet(self) -> NDArray[np.bool_]:
+        """``[positions]`` that no tie of a router touches."""
+        return np.isnan(self.variants.get(REROUTED, np.full(len(self.spacing), np.nan)))
+
     @property
     def own(self) -> NDArray[np.float64]:
         """``[positions]``, from this position's variants alone."""
@@ -101,7 +112,7 @@ class Noise:
 
 def floors(noise: Mapping[str, Noise]) -> dict[str, NDArray[np.float64]]:
     """The floor of each sequence, ``[positions]``; see the top of this file."""
-    usual = usual_floor([each.own for each in noise.values()])
+    usual = usual_floor([each.own[each.quiet] for each in noise.values()])
     return {name: np.maximum(each.own, usual) for name, each in noise.items()}
 
 
@@ -109,11 +120,12 @@ def strangers(noise: Mapping[str, Noise]) -> dict[str, str]:
     """The variants that are beyond rounding, each with the fact: as part of a floor they would excuse any fault.
 
     transformers 5.24 decodes a window of one token like this: its cache keeps everything, and logits are 2.9 off.
-    fp64 is never one: what every fp32 variant computes by the same kernel (the tail of a GELU), it alone shows.
+    fp64 is never one: what every fp32 variant computes by the same kernel (the tail of a GELU), it alone shows. Nor is
+    what was asked for on purpose, the other choice of a router.
     """
     found: dict[str, str] = {}
-    for variant in sorted({name for each in noise.values() for name in each.variants} - {FP64}):
-        usual = usual_floor([each.without(variant) for each in noise.values()])
+    for variant in sorted({name for each in noise.values() for name in each.variants} - {FP64, REROUTED}):
+        usual = usual_floor([each.without(variant)[each.quiet] for each in noise.values()])
         asked = [each for each in noise.values() if variant in each.variants]
         ratios = [np.nanmax(each.variants[variant] / np.maximum(each.without(variant), usual)) for each in asked]
         if max(ratios) > STRANGE:
@@ -123,5 +135,6 @@ def strangers(noise: Mapping[str, Noise]) -> dict[str, str]:
 
 
 def usual_floor(own: Sequence[NDArray[np.float64]]) -> float:
-    """The quantile :data:`USUAL` of all positions, one of the values itself."""
-    return float(np.quantile(np.concatenate(list(own)), USUAL, method="lower"))
+    """The quantile :data:`USUAL` of all positions, one of the values itself; 0 if there are none."""
+    together = np.concatenate(list(own))
+    return float(np.quantile(together, USUAL, method="lower")) if together.size else 0.0

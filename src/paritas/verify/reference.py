@@ -8,7 +8,7 @@ transformers' own methods, so that a checkpoint that takes minutes to read (GGUF
 import copy
 import inspect
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from paritas.verify.breaking import Fault, faults
 from paritas.verify.loading import first_line, load_reference, quiet, require_torch
 from paritas.verify.own import Own, Parameter, install
 from paritas.verify.scales import FACTORS, Scales
+from paritas.verify.routing import Heard, Ties, hearing, rerouting
 from paritas.verify.tables import read_tables, rounds
 
 _PART = 1 << 22  # weights that are nudged at a time
@@ -199,6 +200,14 @@ class Reference:
             yield
         finally:
             self._model = whole
+
+    def hearing(self) -> AbstractContextManager[Heard]:
+        """Within, what its routers of experts say is written down."""
+        return hearing(self._model)
+
+    def rerouting(self, ties: Ties) -> AbstractContextManager[None]:
+        """Within, tokens of the sequence that is asked next go to the other one of two experts that tie."""
+        return rerouting(self._model, ties)
 
     @contextmanager
     def sdpa(self) -> Generator[None]:

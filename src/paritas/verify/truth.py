@@ -15,13 +15,14 @@ from paritas.runtime.held import Held
 from paritas.verify.caches import Kept, KeptNoise
 from paritas.verify.compare import Logits
 from paritas.verify.evidence import CheckpointRecord
-from paritas.verify.floor import FP64, NUDGED, SDPA, STEPS, Noise, floors, strangers
+from paritas.verify.floor import FP64, NUDGED, REROUTED, SDPA, STEPS, Noise, floors, strangers
 from paritas.verify.own import Own
 from paritas.verify.planning import NEW_TOKENS, Plan, crosses, make_plan, with_recorded
 from paritas.verify.power import Power, Sight
 from paritas.verify.probes import Manner, Probe, Sequence
 from paritas.verify.provenance import checkpoint_record
 from paritas.verify.reference import Facts, Reference
+from paritas.verify.routing import Heard, Noises
 from paritas.verify.text import ids_source
 
 
@@ -203,6 +204,8 @@ class _Run:
         self.refused: dict[str, str] = {}
         self.kept: KeptNoise | None = None
         self._no_cache: str | None = None
+        self._heard: dict[str, Heard] = {}
+        self._routers = Noises()
 
     def answer(self, plan: Plan) -> None:
         """One pass over everything, and step by step over what is decoded."""
@@ -234,8 +237,25 @@ class _Run:
             with self._refusable(variant):
                 self.reference.nudge(seed)
                 self._pass_all(variant)
+        with self._refusable(REROUTED):
+            self._reroute()
         for variant, fact in strangers(self.noise).items():
             self._drop(variant, fact)
+
+    def _reroute(self) -> None:
+        """Sequences in which a router's choice hangs on rounding, with each such choice made the other way."""
+        for name, heard in self._heard.items():
+            ties = self._routers.ties(heard)
+            if ties.first is None:
+                continue
+            with self.reference.rerouting(ties):
+                self._add(REROUTED, name, self._ask(self.sequences[name]))
+            self.noise[name].cut(REROUTED, ties.first)
+            if name == "short" and self.kept is not None:
+                ids = self.sequences[name].ids
+                with self.reference.rerouting(ties):
+                    self.kept.add(REROUTED, self.reference.keys_values(ids))
+                self.kept.cut(REROUTED, ties.first, len(ids))
 
     def narrow(self, dtype: str) -> None:
         """What transformers in a narrow dtype differs from itself in fp32, as floors."""
@@ -265,7 +285,9 @@ class _Run:
             self._add(STEPS, name, steps)
 
     def _hold(self, sequence: Sequence) -> None:
-        logits = self._ask(sequence)
+        with self.reference.hearing() as heard:
+            logits = self._ask(sequence)
+        self._heard[sequence.name] = heard
         if self._chooses_anew and sequence.greedy:  # the tokens are those of other weights; so are the choices
             chosen = logits[sequence.prompt - 1 : sequence.prompt - 1 + len(sequence.greedy)].argmax(axis=1)
             sequence = replace(sequence, greedy=tuple(chosen.tolist()))
@@ -281,7 +303,10 @@ class _Run:
 
     def _pass_all(self, variant: str) -> None:
         for name, sequence in self.sequences.items():
-            self._add(variant, name, self._ask(sequence))
+            with self.reference.hearing() as heard:
+                self._add(variant, name, self._ask(sequence))
+            if variant in NUDGED:
+                self._routers.add(self._heard[name], heard)
             self._tick(f"reference, {variant}")
         if self.kept is not None:
             self.kept.add(variant, self.reference.keys_values(self.sequences["short"].ids))
