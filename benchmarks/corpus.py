@@ -127,7 +127,8 @@ def miss(score: Score) -> str:
     missed = ", ".join(step for step in STEPS if not getattr(score, step))
     blind = " (blind)" if score.blind else ""
     floors = "" if score.floors is None else f"{score.floors:,.0f} floors; "
-    found = f"causes {', '.join(score.codes) or 'none'}; sources {', '.join(score.sources[:3]) or 'none'}"
+    strays = f"; elsewhere: {', '.join(score.strays[:3])}" if score.strays else ""
+    found = f"causes {', '.join(score.codes) or 'none'}; {len(score.sources)} sources{strays}"
     return f"  {score.name}{blind}: not {missed}; {floors}{found}; {score.reason}"
 
 

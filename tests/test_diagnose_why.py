@@ -36,11 +36,8 @@ Change = Callable[[onnx.GraphProto], None]
 # Fault of test_mutants -> code of its cause, and layers where it is.
 NAMED: Mapping[str, tuple[str, str]] = {
     "local layers inherit the global factor": ("rope-factor-inherited", "layers 0-1, 3-4, 6"),
-    "llama3 scaling ignored": ("rope-bands-ignored", "layers 0-2"),
-    "rows of q and k left interleaved": ("rotary-rows-interleaved", "layers 0-2"),
     "positions start again at each step": ("positions-forget-the-past", ""),
     "window ignored": ("window-dropped", "layers 0-1, 3-4, 6"),
-    "window one too short": ("window-off-by-one", "layers 0-1, 3-4, 6"),
     "window on every layer": ("window-on-global-layer", "layers 2, 5"),
     "padding is seen": ("mask-shows-padding", "layers 0-6"),
     "later tokens are seen": ("mask-not-causal", "layers 0-6"),
@@ -48,9 +45,7 @@ NAMED: Mapping[str, tuple[str, str]] = {
     "QK-norm dropped": ("qk-norm-missing", "layers 0-6"),
     "QK-norm after RoPE": ("qk-norm-after-rope", "layers 0-6"),
     "qkv bias missing": ("bias-missing", "layers 0-2"),
-    "kv heads swapped": ("kv-heads-reordered", "layers 0-2"),
     "1 + weight rounded to bf16": ("norm-offset-rounded", "layers 0-6"),
-    "embedding scale rounded to bf16": ("embedding-scale-rounded", "model.embed_tokens"),
     "GELU by the error function": ("activation-gelu-exact", "layers 0-6"),
     "softcap dropped": ("logit-softcap-missing", "logits"),
     "gate and up swapped": ("gate-up-swapped", "layers 0-6"),

@@ -16,6 +16,7 @@ from paritas.commands.export import export
 from paritas.commands.families import families
 from paritas.commands.generate import generate
 from paritas.commands.inspect import inspect
+from paritas.commands.shrink import shrink
 from paritas.commands.tap import tap
 from paritas.commands.verify import verify
 from paritas.errors import Exit
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for each in (export, verify, audit, diagnose, tap, generate, inspect, families, demo):
+for each in (export, verify, audit, diagnose, tap, shrink, generate, inspect, families, demo):
     app.command()(each)
 
 

@@ -239,7 +239,7 @@ _WRITTEN = (
         Topic.NORM,
         "qwen2",
         "onnx",
-        r"model\.norm|lm_head",
+        r"model\.norm|lm_head|logits",
         graph=normed_twice,
     ),
     Mutant(
@@ -247,7 +247,7 @@ _WRITTEN = (
         Topic.NUMBER,
         "gemma2",
         "ort",
-        r"lm_head|model\.norm",
+        r"lm_head|logits|model\.norm",
         graph=after(of("FusedMatMul"), "Mul", np.float32(tiny.HIDDEN**0.5)),
         seen="huggingface/transformers#29402",
     ),
@@ -256,7 +256,7 @@ _WRITTEN = (
         Topic.NUMBER,
         "gemma3",
         "onnx",
-        r"lm_head",
+        r"lm_head|logits",
         graph=in_turn(
             before(of("Tanh"), 0, "Tanh"),
         ),
@@ -375,7 +375,7 @@ _WRITTEN = (
         Topic.NUMBER,
         "qwen3",
         "ort",
-        r"lm_head",
+        r"lm_head|logits",
         graph=after(giving(r"^logits$"), "Div", np.float32(0.7)),
     ),
     Mutant(

@@ -284,7 +284,7 @@ NUMBERS = (
         U,
         "cohere",
         "onnx",
-        r"lm_head",
+        r"lm_head|logits",
         fault=in_spec(lambda spec: replace(spec, logits_scale=1 / spec.logits_scale)),
         seen="unslothai/unsloth#1218",
     ),
@@ -293,7 +293,7 @@ NUMBERS = (
         U,
         "phi",
         "ort",
-        r"lm_head",
+        r"lm_head|logits",
         fault=in_spec(lambda spec: replace(spec, head_bias=False)),
         drop=("lm_head.bias",),
     ),
@@ -302,7 +302,7 @@ NUMBERS = (
         U,
         "llama",
         "ort",
-        r"lm_head",
+        r"lm_head|logits",
         graph=in_turn(
             after(giving(r"^logits$"), "Cast", to=1), after(giving(r"^logits\.before\.Cast$"), "Cast", to=16)
         ),
@@ -313,7 +313,7 @@ NUMBERS = (
         U,
         "gemma2",
         "onnx",
-        r"lm_head",
+        r"lm_head|logits",
         fault=in_spec(lambda spec: replace(spec, softcap=30.0)),
     ),
 )
@@ -362,9 +362,8 @@ WEIGHTS = (
         W,
         "llama-biased",
         "onnx",
-        r"lm_head",
-        fault=in_spec(lambda spec: replace(spec, tied_head=True)),
-        drop=("lm_head.weight",),
+        r"lm_head|logits",
+        graph=inputs(using(r"^lm_head\.weight$"), lambda names: [names[0], "model.embed_tokens.weight", *names[2:]]),
         seen="microsoft/onnxruntime-genai#2237",
     ),
     Mutant(

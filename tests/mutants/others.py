@@ -43,7 +43,7 @@ RELEASED: tuple[Mutant, ...] = (
         Topic.PAIR,
         "kept-gemma3",
         "mobius",
-        rf"embed_tokens|lm_head|{ATTENTION}",
+        rf"embed_tokens|lm_head|logits|{ATTENTION}",
     ),
     Mutant("as released: window dropped", Topic.MASK, "kept-mistral", "mobius", ATTENTION),
     Mutant(
@@ -51,7 +51,7 @@ RELEASED: tuple[Mutant, ...] = (
         Topic.PAIR,
         "kept-gemma3",
         "mobius-cpu",
-        rf"embed_tokens|lm_head|{ROTATION}",
+        rf"embed_tokens|lm_head|logits|{ROTATION}",
     ),
     Mutant("as released: scores not capped", Topic.ATTENTION, "kept-gemma2", "optimum", r"self_attn\["),
 )
@@ -81,7 +81,7 @@ BROKEN: tuple[Mutant, ...] = (
         "kept-llama",
         "optimum",
         NORMS,
-        graph=values(r"norm(/input|/post)?.*/Constant_1_output_0$", lambda eps: 10 * eps),
+        graph=values(r"norm/Constant_2_output_0$", lambda eps: 10 * eps),
     ),
     Mutant(
         "keys and values swapped",

@@ -182,7 +182,12 @@ PAIRS: tuple[Mutant, ...] = (
         ),
     ),
     Mutant(
-        "logits uncapped, GELU by the error function", P, "gemma3", "onnx", rf"lm_head|{MLP}", fault=UNCAPPED_AND_ERF
+        "logits uncapped, GELU by the error function",
+        P,
+        "gemma3",
+        "onnx",
+        rf"lm_head|logits|{MLP}",
+        fault=UNCAPPED_AND_ERF,
     ),
     Mutant(
         "two layers' down_proj the same, a norm of another layer",

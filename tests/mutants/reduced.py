@@ -83,7 +83,7 @@ REDUCED: tuple[Mutant, ...] = (
         Q,
         "llama-biased",
         "ort",
-        r"lm_head",
+        r"lm_head|logits",
         rounded=half(),
         graph=values(r"lm_head", lambda head: np.where(np.arange(len(head))[:, None] == 300, 0, head)),
     ),

@@ -29,14 +29,16 @@ class Score:
     Attributes:
         name, topic, blind: of the mutant; a control has no topic.
         detected: verify does not prove it.
-        localised: the regions that are wrong by themselves, or else the causes, are where the fault acts, and there
-            alone.
+        localised: the regions that are wrong by themselves are where the fault acts, and there alone; or the places
+            of the causes are.
         named: the causes are the fault, and nothing else.
         proved: both ways, and minimal.
         repaired: the repaired package is proven.
         verdict, floors: of verify.
         codes: of the causes.
         sources: regions that are wrong by themselves.
+        places: of the causes.
+        strays: of those two, what is not where the fault acts.
         reason: what went wrong, if something did.
         seconds: making, verifying, diagnosing, repairing.
     """
@@ -53,6 +55,8 @@ class Score:
     floors: float | None = None
     codes: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    strays: tuple[str, ...] = ()
     reason: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -122,8 +126,10 @@ def _verified(score: Score, evidence: Evidence) -> None:
 def _diagnosed(score: Score, mutant: Mutant, found: Diagnosis) -> None:
     score.codes = tuple(cause.suspect.code for cause in found.causes)
     score.sources = tuple(dict.fromkeys(region.region for region in found.where.sources)) if found.where else ()
-    places = score.sources or tuple(cause.suspect.where for cause in found.causes)
-    score.localised = bool(places) and all(acts(mutant, where) for where in places)
+    score.places = tuple(cause.suspect.where for cause in found.causes)
+    strays = [[each for each in places if not acts(mutant, each)] for places in (score.sources, score.places)]
+    score.localised = bool(score.sources and not strays[0]) or bool(score.places and not strays[1])
+    score.strays = tuple(strays[0] + strays[1])
     score.named = is_named(mutant, score.codes)
     score.proved = bool(found.causes) and all(cause.proof is Proof.PROVED for cause in found.causes)
     if not found.diverges:
@@ -135,12 +141,32 @@ def _diagnosed(score: Score, mutant: Mutant, found: Diagnosis) -> None:
 
 
 def acts(mutant: Mutant, where: str) -> bool:
-    """Whether a place, in the reference's words, is one where the fault acts."""
-    layer = re.search(r"layers\.(\d+)\.", where)
-    if layer and mutant.layers is not None and int(layer[1]) not in mutant.layers:
+    """Whether a place is one where the fault acts.
+
+    Args:
+        mutant: with its place.
+        where: a region of the reference (``model.layers.1.self_attn[attention]``), or the place of a cause, which may
+            be of many layers and say the module alone (``layers 0-6: self_attn``).
+    """
+    layers = _layers(where)
+    if mutant.layers is not None and not layers <= set(mutant.layers):
         return False
-    rest = where[layer.end() :] if layer else where
-    return re.search(mutant.module, rest) is not None
+    return any(re.search(mutant.module, f"{_LAYER.sub('', where)}{within}") for within in _WITHIN)
+
+
+_LAYER = re.compile(r"^.*layers?[. ][\d, -]+(\.|: )")
+_WITHIN = ("", "[attention]", "[rotation of queries]", "[activation]")
+
+
+def _layers(where: str) -> set[int]:
+    """Numbers of the layers of a place."""
+    told = re.search(r"layers?[. ]([\d, -]+)", where)
+    found: set[int] = set()
+    for part in told[1].split(",") if told else ():
+        first, _, last = part.strip(" .").partition("-")
+        if first:
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
 
 
 def _repaired(score: Score, diagnosed: run.Diagnosed, out: Path) -> None:

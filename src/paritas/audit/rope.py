@@ -73,9 +73,8 @@ def tables_of(view: View, names: Iterable[tuple[str, str]]) -> set[str]:
         if stored is not None:
             found.add(stored.name)
         else:
-            found |= {
-                each for node in view.behind(name) for each in (*node.input, *node.output) if each in view.tensors
-            }
+            nodes = list(view.by_value(name))
+            found |= {each for node in nodes for each in (*node.input, *node.output) if each in view.tensors}
     return found
 
 

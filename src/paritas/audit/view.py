@@ -78,6 +78,17 @@ class View:
                 yield node
                 waiting.extend(node.input)
 
+    def by_value(self, name: str) -> Iterator[onnx.NodeProto]:
+        """Every node on whose values a value depends; what only gives a shape is left out."""
+        seen: set[int] = set()
+        waiting = deque([name])
+        while waiting:
+            node = self.maker.get(waiting.popleft())
+            if node is not None and id(node) not in seen and node.op_type not in ("Shape", "Size"):
+                seen.add(id(node))
+                yield node
+                waiting.extend(node.input)
+
     def roots(self, name: str) -> set[str]:
         """Graph inputs and initializers that a value depends on."""
         if name not in self.maker:

@@ -139,7 +139,9 @@ def align(package: Package, view: View, identity: Identity, captured: Captured) 
     tapped = read(package, captured.prefill.ids, values, settings=Settings("off"), proto=proto).passes[0]
     makers = {name: node for node in proto.graph.node for name in node.output if name}
     cuts = _without_handed_on(_cuts(found, tapped, captured.prefill, makers), captured.prefill, makers)
-    missing = tuple(path for path in captured.modules if path in captured.weighted and path not in aligned)
+    stored = {tensor for record in identity.initializers for tensor in record.tensors}
+    held = {tensor[:end] for tensor in stored for end, letter in enumerate(tensor) if letter == "."}
+    missing = tuple(p for p in captured.modules if p in captured.weighted and p not in aligned and p not in held)
     names = {cut.value for cut in cuts}
     parts = {value: between(makers, names, value) for value in names}
     regions = tuple(_region(cut, cuts, parts[cut.value], captured, missing) for cut in cuts)
@@ -272,9 +274,12 @@ def _region(
     same = {first[piece.point] for piece in cut.pieces}
     others = [o for o in cuts if o.value != cut.value and same & {first[piece.point] for piece in o.pieces}]
     elsewhere = {path for other in others for path in other.modules} - set(cut.modules)
+    anchored = {path for other in cuts for path in other.modules} | {captured.embedding}
+    loose = captured.weighted - anchored
+    unseen = [path for path in captured.modules if path in loose and _lies_within(path, before, cut, captured)]
     return Region(
         cut=cut,
-        names=tuple(named(piece.point, captured, elsewhere) for piece in cut.pieces),
+        names=tuple(named(piece.point, captured, elsewhere, unseen) for piece in cut.pieces),
         layer=captured.layer_of(captured.prefill.first[cut.pieces[0].point]),
         operator=telling([node.op_type for node in nodes]),
         inputs=tuple(dict.fromkeys(other.value for other in before)),

@@ -5,6 +5,7 @@ model is as it was afterwards. Every tensor is kept as ``[tokens, features]``: o
 """
 
 import inspect
+from collections import deque
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -188,6 +189,9 @@ def tokens_first(array: Array, tokens: int, *, heads_first: bool) -> Array | Non
     return array.reshape(tokens, -1)
 
 
+HANDED_ON = 4  # tensors of one shape among which the next is looked for
+
+
 class _Recorder:
     """What hooks hear during one forward call."""
 
@@ -200,6 +204,7 @@ class _Recorder:
         self.called: list[str] = []
         self._modules, self._tokens = modules, tokens
         self._running: dict[str, list[str]] = {}
+        self._recent: dict[tuple[int, ...], deque[Array]] = {}
 
     @contextmanager
     def listening(self, model: Any) -> Generator[None]:
@@ -214,11 +219,19 @@ class _Recorder:
             yield
 
     def keep(self, point: str, tensor: Any) -> None:
-        array = tokens_first(
-            tensor.detach().float().numpy(), self._tokens, heads_first=self._has_heads_first(point, tensor)
-        )
+        heads_first = self._has_heads_first(point, tensor)
+        array = tokens_first(tensor.detach().float().numpy(), self._tokens, heads_first=heads_first)
         if array is not None:
-            self.points[point] = array
+            self.points[point] = self._kept(array)
+
+    def _kept(self, array: Array) -> Array:
+        """A copy, since some classes clamp in place; of one that was just handed on, the same as before."""
+        recent = self._recent.setdefault(array.shape, deque(maxlen=HANDED_ON))
+        for known in recent:
+            if np.array_equal(known, array):
+                return known
+        recent.append(array.copy())
+        return recent[-1]
 
     def _has_heads_first(self, point: str, tensor: Any) -> bool:
         if tensor.ndim != 4 or tensor.shape[2] != self._tokens:
@@ -249,8 +262,8 @@ class _Recorder:
     def _attends(self, module: Any, call: Attending) -> None:
         path = self._modules[module]
         self.attention[path] = call
-        self.points[path + QUERY] = joined(call.query)
-        self.points[path + KEY] = joined(call.key[:, -call.query.shape[1] :])
+        self.points[path + QUERY] = joined(call.query).copy()
+        self.points[path + KEY] = joined(call.key[:, -call.query.shape[1] :]).copy()
 
 
 def floats(values: Sequence[Any]) -> Iterator[Any]:

@@ -17,25 +17,30 @@ _TELLING = (
 )
 
 
-def named(point: str, captured: Captured, elsewhere: Collection[str] = ()) -> str:
+def named(point: str, captured: Captured, elsewhere: Collection[str] = (), unseen: Sequence[str] = ()) -> str:
     """The module that makes a tensor; where no module does, what its maker computes between its children.
 
     Args:
         point: of the tensor.
         captured: the reference's tensors.
         elsewhere: modules whose output is another value of the graph: what comes after it is named by who takes it.
+        unseen: modules with weights whose own output is no value of the graph, and which lie before the tensor.
     """
+    word = _named(point, captured, elsewhere)
+    return unseen[-1] if unseen and "[residual" in word else word
+
+
+def _named(point: str, captured: Captured, elsewhere: Collection[str]) -> str:
     path, _, way = point.partition(":")
     if f":{way}" in (QUERY, KEY):
         return f"{path}[rotation of {'queries' if f':{way}' == QUERY else 'keys'}]"
     names = captured.prefill.names[captured.prefill.first[point]]
     made = [name.partition(":")[0] for name in names if name.endswith(":out")]
-    taker, _, way = point.partition(":")
     if way == "in" and set(made) & set(elsewhere):
-        return f"{taker.rpartition('.')[0]}[to {taker.rpartition('.')[2]}]"
-    for path in made:
-        if not any(other.startswith(f"{path}.") for other in captured.modules):
-            return path
+        return f"{path.rpartition('.')[0]}[to {path.rpartition('.')[2]}]"
+    for maker in made:
+        if not any(other.startswith(f"{maker}.") for other in captured.modules):
+            return maker
     if LOGITS in names:
         return "[logits]"
     if made:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,43 @@ def activating(live: Live, module: Any, name: str, function: Callable[[Any], Any
 
     with live.set(module, name, Activation()):
         yield
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Modules beside one module of the reference.
+
+    Attributes:
+        before: those that give what it takes.
+        after: those that take what it gives.
+    """
+
+    before: tuple[Any, ...]
+    after: tuple[Any, ...]
+
+
+def wiring(live: Live, module: Any) -> Wiring:
+    """What a module lies between, seen in a pass: the very tensors are the same."""
+    calls: list[tuple[Any, Any, Any]] = []
+
+    def hook(each: Any, args: tuple[Any, ...], options: dict[str, Any], out: Any) -> None:
+        given = args[0] if args else options.get("hidden_states")
+        calls.append((each, given, cast(Any, out)[0] if isinstance(out, tuple) else out))
+
+    handles = [each.register_forward_hook(hook, with_kwargs=True) for each in live.model.modules()]
+    try:
+        live.forward(_IDS)
+    finally:
+        for handle in handles:
+            handle.remove()
+    own = [(given, out) for each, given, out in calls if each is module]
+    if not own or own[0][0] is None:
+        return Wiring((), ())
+    taken, made = own[0]
+    return Wiring(
+        tuple(each for each, _, out in calls if out is taken and each is not module),
+        tuple(each for each, given, _ in calls if given is made and each is not module),
+    )
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ class _Again:
         first = point in self._pass.heads_first
         array = tokens_first(tensor.detach().double().numpy(), len(self._pass.ids), heads_first=first)
         if array is not None:
-            self.heard[point] = array
+            self.heard[point] = array.copy()
 
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         path = self._modules[module]

@@ -2,11 +2,14 @@
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from paritas.audit.evaluate import evaluate
 from paritas.audit.masks import feeds
 from paritas.diagnose.case import Case
 from paritas.diagnose.edit import Edit, RefusedError
+
+Rows = NDArray[np.float32]
 
 
 def integer(edit: Edit, value: int | list[int]) -> str:
@@ -98,14 +101,14 @@ def last_index(edit: Edit, case: Case) -> str:
     return edit.once("last index", make)
 
 
-def head_norm(edit: Edit, x: str, weight: np.ndarray[tuple[int, ...], np.dtype[np.float32]], epsilon: float) -> str:
+def head_norm(edit: Edit, x: str, weight: Rows, epsilon: float) -> str:
     """RMSNorm of each head of ``x`` ``[batch, tokens, heads * head_dim]``, in the standard's own operators."""
     heads = op(edit, "Reshape", x, integer(edit, [0, 0, -1, len(weight)]))
     normed = rms_norm(edit, heads, weight, epsilon)
     return op(edit, "Reshape", normed, integer(edit, [0, 0, -1]))
 
 
-def rms_norm(edit: Edit, x: str, weight: np.ndarray[tuple[int, ...], np.dtype[np.float32]], epsilon: float) -> str:
+def rms_norm(edit: Edit, x: str, weight: Rows, epsilon: float) -> str:
     """RMSNorm over the last axis, in the standard's own operators."""
     number = edit.add_initializer("epsilon", np.array(epsilon, np.float32))
     square = op(edit, "Mul", x, x)
@@ -115,6 +118,14 @@ def rms_norm(edit: Edit, x: str, weight: np.ndarray[tuple[int, ...], np.dtype[np
         mean = op(edit, "ReduceMean", square, axes=[-1], keepdims=1)
     normed = op(edit, "Div", x, op(edit, "Sqrt", op(edit, "Add", mean, number)))
     return op(edit, "Mul", normed, edit.add_initializer("norm weight", weight.astype(np.float32)))
+
+
+def layer_norm(edit: Edit, x: str, weight: Rows, bias: Rows | None, epsilon: float) -> str:
+    """LayerNorm over the last axis."""
+    taken = [edit.add_initializer("norm weight", weight.astype(np.float32))]
+    if bias is not None:
+        taken.append(edit.add_initializer("norm bias", bias.astype(np.float32)))
+    return op(edit, "LayerNormalization", x, *taken, axis=-1, epsilon=epsilon)
 
 
 def _opset(edit: Edit) -> int:

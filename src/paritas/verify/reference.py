@@ -21,8 +21,8 @@ from paritas.runtime.held import Held
 from paritas.verify.breaking import Fault, faults
 from paritas.verify.loading import first_line, load_reference, quiet, require_torch
 from paritas.verify.own import Own, Parameter, install
-from paritas.verify.scales import FACTORS, Scales
 from paritas.verify.routing import Heard, Ties, hearing, rerouting
+from paritas.verify.scales import FACTORS, Scales
 from paritas.verify.tables import read_tables, rounds
 
 _PART = 1 << 22  # weights that are nudged at a time

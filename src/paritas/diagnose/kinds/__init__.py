@@ -50,7 +50,7 @@ def groups(found: Sequence[Difference]) -> tuple[Group, ...]:
 
 def _origin(difference: Difference) -> str:
     """What differences of one kind share if they are one fault: of attributes the values, of weights the kind alone."""
-    if difference.parameter in ("weight", "bias", "qk-norm"):
+    if difference.parameter in ("weight", "bias", "norm", "qk-norm", "attention-sinks"):
         return ""
     return str(difference.facts.get("origin", difference.fact))
 

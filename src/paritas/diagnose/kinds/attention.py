@@ -56,6 +56,13 @@ KINDS = (
         "Scores are capped at another number.",
     ),
     Kind(
+        "attention-sinks-missing",
+        "attention-sinks",
+        always,
+        "The model has a learned number a head that takes part in the softmax; the package's attention knows none.",
+        ("vllm-metal#550", "microsoft/onnxruntime#25269"),
+    ),
+    Kind(
         "mask-not-causal",
         "mask",
         lambda d: not d.package.causal,

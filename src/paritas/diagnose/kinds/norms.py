@@ -35,6 +35,13 @@ KINDS = (
         ("onnxruntime/mobius OLMo-1B",),
     ),
     Kind(
+        "norm-missing",
+        "norm",
+        always,
+        "A norm of the model is left out: the exporter writes the usual two of a layer, and this family has more.",
+        ("onnxruntime/mobius#474",),
+    ),
+    Kind(
         "qk-norm-missing",
         "qk-norm",
         always,

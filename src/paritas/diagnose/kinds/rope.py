@@ -39,9 +39,8 @@ def _wraps(difference: Difference) -> bool:
     wrong = np.flatnonzero((np.abs(got.cos - wanted.cos) > 1e-4).any(axis=1))
     if not len(wrong) or wrong[0] < 2:
         return False
-    count = len(got.cos) - int(wrong[0])
-    again = np.abs(got.sin[wrong[0] :] - got.sin[: min(count, wrong[0])][:count][: len(got.sin) - wrong[0]])
-    return count <= wrong[0] and bool(again.max() < 1e-4)
+    again = np.arange(len(got.cos)) % int(wrong[0])
+    return bool(np.abs(got.cos - got.cos[again]).max() < 1e-4 and np.abs(got.sin - got.sin[again]).max() < 1e-4)
 
 
 def _ends(difference: Difference) -> bool:

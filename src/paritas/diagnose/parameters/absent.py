@@ -7,14 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paritas.audit.finding import layer_of
+from paritas.diagnose.asked_norms import epsilon_of, subtracts_mean
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
-from paritas.diagnose.edit import Edit
+from paritas.diagnose.edit import Edit, RefusedError
 from paritas.diagnose.parameters.weights import reference_offset
+from paritas.diagnose.reading import wiring
 from paritas.diagnose.slots import Slot
-from paritas.diagnose.subgraphs import head_norm
+from paritas.diagnose.subgraphs import head_norm, layer_norm, rms_norm
 
 Rows = NDArray[np.float32]
+_SINK = 11  # input of GroupQueryAttention
+_FAR_BELOW = -1e4  # a score of which the softmax makes nothing
 
 
 def absent_differences(case: Case) -> Iterator[Difference]:
@@ -26,8 +30,12 @@ def absent_differences(case: Case) -> Iterator[Difference]:
         path, _, name = tensor.rpartition(".")
         if name == "bias":
             yield _bias(case, tensor, path)
+        elif name == "sinks":
+            yield _sinks(case, tensor)
         elif name == "weight" and path.endswith(("q_norm", "k_norm")):
             yield _norm(case, tensor, path)
+        elif name == "weight" and "norm" in path.rpartition(".")[2]:
+            yield _missing_norm(case, tensor, path)
         else:
             yield _nowhere(case, tensor, None)
 
@@ -76,6 +84,77 @@ def _add_bias(edit: Edit, case: Case, slot: Slot, values: Rows, tensor: str) -> 
     whole[slot.start : slot.stop] = values
     added = edit.insert_node("Add", [output, edit.add_initializer(tensor, whole)])
     edit.redirect(output, added, f"Add of {tensor} after {slot.use.node.op_type} {output}: inserted")
+
+
+def _sinks(case: Case, tensor: str) -> Difference:
+    """Numbers that take part in the softmax and in nothing else: without them it is as if they were far below all."""
+    values, layer = _values(case, tensor), layer_of(tensor)
+    site = None if layer is None else case.site(layer)
+    is_grouped = site is not None and site.operator == "GroupQueryAttention"
+
+    def repairs(edit: Edit) -> None:
+        assert site is not None
+        edit.replace_input(site.node.output[0], _SINK, edit.add_initializer(tensor, values), tensor)
+
+    return Difference(
+        parameter="attention-sinks",
+        where=tensor,
+        layer=layer,
+        package=None,
+        reference=values,
+        fact="is nowhere in the graph",
+        breaks=lambda: case.live.holding(tensor, np.full_like(values, _FAR_BELOW)),
+        repairs=repairs if is_grouped else None,
+    )
+
+
+def _missing_norm(case: Case, tensor: str, path: str) -> Difference:
+    """A norm between two modules that the graph joins directly."""
+    module: Any = case.live.module(path)
+    weight = _values(case, tensor) + np.float32(reference_offset(case.live, tensor))
+    held = next((name for name in (f"{path}.bias",) if name in case.tensors), None)
+    bias = None if held is None else _values(case, held)
+
+    def normed(edit: Edit, value: str) -> str:
+        epsilon = epsilon_of(module, len(weight)) or 0.0
+        if subtracts_mean(module, len(weight)):
+            return layer_norm(edit, value, weight, bias, epsilon)
+        return rms_norm(edit, value, weight, epsilon)
+
+    def repairs(edit: Edit) -> None:
+        beside = wiring(case.live, module)
+        before, after = _slots_of(case, beside.before), _slots_of(case, beside.after)
+        if before:
+            output = before[0].use.node.output[0]
+            edit.redirect(output, normed(edit, output), f"{path} after {output}: inserted")
+        elif after:
+            value = after[0].use.node.input[1 - after[0].use.place]
+            made = normed(edit, value)
+            for slot in after:
+                node = slot.use.node
+                edit.replace_input(node.output[0], 1 - slot.use.place, made, f"{path} of {value}")
+        else:
+            raise RefusedError(f"nothing of the graph is known on either side of {path}")
+
+    return Difference(
+        parameter="norm",
+        where=tensor,
+        layer=layer_of(tensor),
+        package=None,
+        reference=weight,
+        fact="is nowhere in the graph",
+        breaks=lambda: case.live.replacing(path, lambda _: case.live.identity()),
+        repairs=repairs,
+    )
+
+
+def _slots_of(case: Case, modules: tuple[Any, ...]) -> list[Slot]:
+    return [
+        slot
+        for slot in case.slots
+        if slot.tensor.endswith(".weight")
+        and any(case.live.module(slot.tensor.rpartition(".")[0]) is module for module in modules)
+    ]
 
 
 def _norm(case: Case, tensor: str, path: str) -> Difference:

@@ -1,0 +1,1 @@
+"""A failing checkpoint becomes the smallest random model that fails for the same cause."""

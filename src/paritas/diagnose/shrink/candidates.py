@@ -1,0 +1,141 @@
+"""config.json of a smaller model: what the sizes say, and whatever hangs on them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paritas.diagnose.shrink.sizes import EXPERTS, INDICES, Source, width_keys
+
+SHORTEST_WINDOW, SHORTEST_ORIGINAL = 4, 32
+"""Tokens. Below the latter, RoPE scaling has no dimension left that it does not scale."""
+
+
+def smaller(source: Source, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json with other sizes, in the source's own spelling.
+
+    Args:
+        source: the model that is made smaller.
+        sizes: name of a size, as in :func:`paritas.diagnose.shrink.sizes.ladders` -> its value; the others stay.
+    """
+    raw = dict(source.raw)
+    if "layers" in sizes:
+        raw |= _layers(source, sizes["layers"])
+    heads, groups = sizes.get("heads", (source.get("num_attention_heads"), source.get("num_key_value_heads")))
+    width: int = sizes.get("head width", source.head_dim)
+    raw |= _heads(source, heads, groups, width)
+    hidden = sizes.get("hidden") if source.has_free_heads else heads * width
+    if hidden is not None:
+        raw[source.key("hidden_size")] = hidden
+    if "intermediate" in sizes:
+        raw |= _widths(source, sizes["intermediate"])
+    if "experts" in sizes:
+        raw |= _experts(source, sizes["experts"])
+    if "vocabulary" in sizes:
+        raw |= _vocabulary(source, sizes["vocabulary"])
+    if "context" in sizes:
+        raw |= _context(source, raw, sizes["context"])
+    return _factors(raw, source, width)
+
+
+def _layers(source: Source, kept: Sequence[int]) -> dict[str, Any]:
+    changed: dict[str, Any] = {source.key("num_hidden_layers"): len(kept)}
+    for key, values in source.by_layer.items():
+        changed[key] = [values[layer] for layer in kept]
+    if (listed := source.get(INDICES)) is not None:
+        changed[INDICES] = [number for number, layer in enumerate(kept) if layer in listed]
+    return changed
+
+
+def _heads(source: Source, heads: int, groups: int | None, width: int) -> dict[str, Any]:
+    """Heads, groups and widths, and the scale if it is the width's."""
+    changed: dict[str, Any] = {source.key("num_attention_heads"): heads}
+    if groups is not None:
+        changed[source.key("num_key_value_heads")] = groups
+    if source.has_free_heads:
+        changed["head_dim"] = width
+    if (scalar := source.get("query_pre_attn_scalar")) is not None:
+        changed["query_pre_attn_scalar"] = _in_proportion(scalar, width, source.head_dim)
+    if (rotated := source.raw.get("rotary_dim")) is not None:
+        changed["rotary_dim"] = _in_proportion(rotated, width, source.head_dim)
+    return changed
+
+
+def _in_proportion(value: float, new: int, old: int) -> float:
+    return value if new == old else max(1, round(value * new / old))
+
+
+def _widths(source: Source, width: int) -> dict[str, Any]:
+    """Every width of an MLP, no two alike if they were not."""
+    named = {key: source.get(key) for key in width_keys(source)}
+    order = sorted(set(named.values()), reverse=True)
+    return {source.key(key): min(own, width - 8 * order.index(own)) for key, own in named.items()}
+
+
+def _experts(source: Source, number: int) -> dict[str, Any]:
+    changed = {source.key(name): number for name in EXPERTS if isinstance(source.get(name), int)}
+    for name in ("num_experts_per_tok", "num_experts_per_token"):
+        if isinstance(chosen := source.get(name), int):
+            changed[source.key(name)] = min(chosen, max(1, number // 2))
+    return changed
+
+
+def _vocabulary(source: Source, size: int) -> dict[str, Any]:
+    """The vocabulary; ids of special tokens are those of the small tokenizer."""
+    changed: dict[str, Any] = {source.key("vocab_size"): size}
+    for number, key in enumerate(("pad_token_id", "eos_token_id", "bos_token_id")):
+        if source.raw.get(key) is not None:
+            changed[key] = number
+    return changed
+
+
+def _context(source: Source, raw: Mapping[str, Any], context: int) -> dict[str, Any]:
+    """The context; windows and RoPE's original context keep their part of it."""
+    own: int = source.get("max_position_embeddings")
+    if context == own:
+        return {}
+    changed: dict[str, Any] = {source.key("max_position_embeddings"): context}
+    for key in ("sliding_window", "attention_chunk_size"):
+        if isinstance(window := source.get(key), int):
+            changed[key] = context if window >= own else min(window, max(SHORTEST_WINDOW, context // 16))
+    for key, rope in _ropes(raw).items():
+        changed[key] = _rope(rope, context, own)
+    if isinstance(original := source.raw.get("original_max_position_embeddings"), int):
+        changed["original_max_position_embeddings"] = _original(original, context, own)
+    return changed
+
+
+def _rope(rope: Mapping[str, Any], context: int, own: int) -> dict[str, Any]:
+    """One RoPE, or one for each kind of layer."""
+    return {
+        key: _rope(value, context, own)
+        if isinstance(value, dict)
+        else _original(value, context, own)
+        if key == "original_max_position_embeddings"
+        else value
+        for key, value in rope.items()
+    }
+
+
+def _original(original: int, context: int, own: int) -> int:
+    if original >= own:
+        return context
+    return min(original, context // 2, max(SHORTEST_ORIGINAL, original * context // own))
+
+
+def _ropes(raw: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """RoPE as the configuration spells it, of transformers 4 or 5."""
+    return {key: raw[key] for key in ("rope_parameters", "rope_scaling") if isinstance(raw.get(key), dict)}
+
+
+def _factors(raw: dict[str, Any], source: Source, width: int) -> dict[str, Any]:
+    """LongRoPE's factors, as many as half the rotated part of a head has numbers."""
+    number = int(width * source.rotated) // 2
+    for key, rope in _ropes(raw).items():
+        raw[key] = {name: _thinned(value, number) for name, value in rope.items()}
+    return raw
+
+
+def _thinned(value: Any, number: int) -> Any:
+    if not isinstance(value, list):
+        return value
+    values: list[Any] = [*value]
+    return [values[each * len(values) // number] for each in range(number)] if len(values) > number else values
