@@ -45,6 +45,8 @@ ALLOWED = {
         "paritas.progress",
     ),
     "paritas.report": (
+        "paritas.diagnose.diagnosis",
+        "paritas.diagnose.report",
         "paritas.audit",
         "paritas.verify",
         "paritas.checkpoint",

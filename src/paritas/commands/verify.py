@@ -1,5 +1,6 @@
 """``paritas verify``: anybody's package against transformers."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from paritas.commands.options import (
 )
 from paritas.console import rows
 from paritas.outcome import command
+from paritas.progress import Progress
 
 
 def verify(
@@ -53,21 +55,12 @@ def verify(
     """Hold a package against transformers, logit by logit."""
     with command(quiet, as_json) as screen:
         from paritas.checkpoint.opening import locate
-        from paritas.diagnose.run import diagnose as run_diagnose
-        from paritas.package.staging import check_writable
         from paritas.runtime.package import open_package
-        from paritas.verify.evidence import FILE
         from paritas.verify.replay import read_record, replay
         from paritas.verify.run import RUNTIMES
         from paritas.verify.run import verify as run_verify
-        from paritas.verify.verdict import Verdict
 
-        need_runtime(runtime or ())
-        if out is not None:
-            check_writable(out / FILE)
-        if junit is not None:
-            check_junit(junit)
-        check_report(report)
+        _check(runtime or (), out, junit, report)
         names = {Runtime.GENAI: "onnxruntime-genai", Runtime.ONNXRUNTIME: "onnxruntime"}
         runtimes = [names[r] for r in dict.fromkeys(runtime or ()) if r in names]
         earlier, replayed = None if record is None else read_record(record), None
@@ -79,14 +72,8 @@ def verify(
             evidence = (
                 replayed.evidence if replayed else run_verify(package, checkpoint, runtimes=runtimes or RUNTIMES, **how)
             )
-            wrong = evidence.verdict in (Verdict.DIVERGES, Verdict.UNEXPLAINED)
-            found = run_diagnose(package, checkpoint, progress, cache=cache).diagnosis if diagnose and wrong else None
-            if report is not None:
-                from paritas.report import gather, write
-
-                write.write(gather.with_audit(evidence, package, checkpoint, progress, found), report)
-        if out is not None:
-            evidence.write(out)
+            found = _diagnosis(evidence, package, checkpoint, progress, cache=cache) if diagnose else None
+            _write(evidence, found, package, checkpoint, progress, out, report)
         write_junit([evidence], junit)
         show_evidence(screen, [evidence])
         summary = (replayed or evidence).summary()
@@ -97,3 +84,44 @@ def verify(
             screen.table("replay, in floors", rows([row.model_dump(mode="json") for row in replayed.rows]), gap=True)
         screen.result(summary)
         raise typer.Exit(evidence.exit_code)
+
+
+def _check(runtime: Sequence[Runtime], out: Path | None, junit: Path | None, report: Path | None) -> None:
+    """What cannot work is refused before the work."""
+    from paritas.package.staging import check_writable
+    from paritas.verify.evidence import FILE
+
+    need_runtime(runtime)
+    if out is not None:
+        check_writable(out / FILE)
+    if junit is not None:
+        check_junit(junit)
+    check_report(report)
+
+
+def _diagnosis(evidence: Any, package: Path, checkpoint: Path, progress: Progress, *, cache: bool) -> Any:
+    """Why it diverges; None if it does not."""
+    from paritas.diagnose.run import diagnose
+    from paritas.verify.verdict import Verdict
+
+    if evidence.verdict not in (Verdict.DIVERGES, Verdict.UNEXPLAINED):
+        return None
+    return diagnose(package, checkpoint, progress, cache=cache).diagnosis
+
+
+def _write(
+    evidence: Any,
+    found: Any,
+    package: Path,
+    checkpoint: Path,
+    progress: Progress,
+    out: Path | None,
+    report: Path | None,
+) -> None:
+    """The record and the report, where they are asked for."""
+    if report is not None:
+        from paritas.report import gather, write
+
+        write.write(gather.with_audit(evidence, package, checkpoint, progress, found), report)
+    if out is not None:
+        evidence.write(out)

@@ -105,14 +105,13 @@ def _context(source: Source, raw: Mapping[str, Any], context: int) -> dict[str, 
 
 def _rope(rope: Mapping[str, Any], context: int, own: int) -> dict[str, Any]:
     """One RoPE, or one for each kind of layer."""
-    return {
-        key: _rope(value, context, own)
-        if isinstance(value, dict)
-        else _original(value, context, own)
-        if key == "original_max_position_embeddings"
-        else value
-        for key, value in rope.items()
-    }
+    scaled = dict(rope)
+    for key, value in rope.items():
+        if isinstance(value, dict):
+            scaled[key] = _rope(value, context, own)  # pyright: ignore[reportUnknownArgumentType]
+        elif key == "original_max_position_embeddings":
+            scaled[key] = _original(value, context, own)
+    return scaled
 
 
 def _original(original: int, context: int, own: int) -> int:

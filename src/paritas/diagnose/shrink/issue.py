@@ -131,7 +131,7 @@ def _region(shrunk: Shrunk) -> Iterator[str]:
         return
     yield (
         f"`{region.region}` ({region.operator}, {region.phase}) is wrong by itself: fed with transformers' own tensors "
-        f"it is {region.local or 0:.1e} off (relative, L2), where rounding explains {region.unit:.1e}. `{REPRO}` holds it."
+        f"it is {region.local or 0:.1e} off (relative, L2), where rounding explains {region.unit:.1e}: `{REPRO}`."
     )
     yield ""
 

@@ -44,8 +44,12 @@ class Source:
         """Every key that has a value for each layer."""
         layers = self.get("num_hidden_layers")
         values: dict[str, Any] = self.config.to_dict()
-        listed = {key: value for key, value in values.items() if isinstance(value, list | tuple)}
-        return {key: list(value) for key, value in listed.items() if key not in _NO_LAYERS and len(value) == layers}
+        listed: dict[str, list[Any]] = {
+            key: list(value)
+            for key, value in values.items()
+            if isinstance(value, list | tuple) and key not in _NO_LAYERS  # pyright: ignore[reportUnknownArgumentType]
+        }
+        return {key: value for key, value in listed.items() if len(value) == layers}
 
     @property
     def has_free_heads(self) -> bool:
