@@ -17,8 +17,44 @@ from mutants.answers import is_named
 from mutants.scoring import Score, acts, of_control, of_mutant
 from paritas import diagnose
 
-SELECTION: Sequence[str] = ()
-RIGHT_SELECTION: Sequence[str] = ()
+SELECTION: Sequence[str] = (
+    "frequencies of heads of hidden / heads (llama, ort)",
+    "an adapter merged twice (llama, ort)",
+    "rows of q and k left interleaved (llama, ort)",
+    "pairs of neighbours (llama, ort)",
+    "epsilon of the final norm alone (llama, onnx)",
+    "layers exchanged (llama, ort)",
+    "one layer rotates neighbours (kept-llama, mobius)",
+    "queries and keys both divided by the square root of head_dim (kept-llama, optimum)",
+    "values of one head negated (kept-llama, builder)",
+    "theta of the class (kept-llama, builder)",
+    "scale of one layer from hidden (kept-llama, mobius-static)",
+    "epsilon of the final norm alone (kept-llama, mobius)",
+    "RoPE tables rounded to fp16 (qwen3, ort)",
+    "temperature of the generation configuration in the graph (qwen3, ort)",
+    "q_norm and k_norm exchanged (qwen3, onnx)",
+    "k_norm of one layer left out (qwen3, onnx)",
+    "scale from hidden, q_norm and k_norm exchanged (qwen3, onnx)",
+    "local layers inherit the global factor (gemma3, ort)",
+    "positions start again at each step (gemma3, onnx)",
+    "window one too long (gemma3, ort)",
+    "padding is seen (gemma3, onnx)",
+    "QK-norm after RoPE (gemma3, onnx)",
+    "softcap dropped (gemma3, ort)",
+    "1 + weight in bf16, embedding scale rounded (gemma3, ort)",
+)
+RIGHT_SELECTION: Sequence[str] = (
+    "other names (llama, ort)",
+    "Gemm for MatMul (llama, onnx)",
+    "neighbours rotated, with their rows (llama, ort)",
+    "query heads of a group in another order (llama, onnx)",
+    "Identity behind each MatMul (kept-llama, builder)",
+    "as released (kept-llama, optimum)",
+    "as released (kept-llama, mobius-static)",
+    "constants as nodes (qwen3, ort)",
+    "nodes in another order (gemma3, onnx)",
+    "as exported (gemma3, ort)",
+)
 
 
 @pytest.fixture(scope="module")

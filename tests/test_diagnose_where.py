@@ -354,6 +354,14 @@ def test_an_extract_keeps_weights_where_they_are(faulty: Callable[..., Path]) ->
     assert np.array_equal(given[logits], tap(opened, IDS, [logits]).passes[0][logits])
 
 
+def test_a_graph_without_caches_is_not_asked_to_decode(faulty: Callable[..., Path]) -> None:
+    opened = open_package(faulty())
+    alone = replace(read_ports(opened.model), caches=())
+    assert feeds(alone, IDS, 0, {}).keys() == set(alone.inputs)
+    with pytest.raises(ParitasError, match="graph-no-cache"):
+        feeds(alone, IDS[:1], 5, {})
+
+
 def test_tap_tells_numbers_and_writes_arrays(tmp_path: Path) -> None:
     package, out = DATA / "builder" / "kept-llama", tmp_path / "values.npz"
     report = tap_command(package, ["*input_layernorm/output_0", "logits"], ids=[5, 6, 7], out=out)

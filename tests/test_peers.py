@@ -55,20 +55,21 @@ def folders(root: Path) -> Iterator[tuple[str, str]]:
 
 
 KEPT = list(folders(DATA))
+ALL = list(folders(BUILT / "packages"))
 
 
 def test_packages_are_kept() -> None:
     assert len(KEPT) == 13
 
 
-@pytest.mark.parametrize(("exporter", "case"), KEPT, ids="/".join)
+@pytest.mark.parametrize(("exporter", "case"), KEPT, ids=map("/".join, KEPT))
 def test_a_kept_package_gets_the_verdict_that_it_deserves(exporter: str, case: str) -> None:
     evidence = run.judge(open_package(DATA / exporter / case), truths(DATA / "checkpoints" / case))
     hold(evidence, peers.WRONG[exporter].get(case))
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize(("exporter", "case"), list(folders(BUILT / "packages")), ids="/".join)
+@pytest.mark.parametrize(("exporter", "case"), ALL, ids=map("/".join, ALL))
 def test_a_package_gets_the_verdict_that_it_deserves(exporter: str, case: str) -> None:
     evidence = run.judge(open_package(BUILT / "packages" / exporter / case), truths(BUILT / "checkpoints" / case))
     hold(evidence, peers.WRONG[exporter].get(case))

@@ -37,7 +37,6 @@ OF_A_KIND: dict[str, Sequence[str]] = {
     # blind
     "rows of k alone interleaved": [r"rotary-rows|weight-rows|rope-pairing"],
     "queries rotated one position ahead of keys": [r"position"],
-    "positions count the padding": [r"positions"],
     "one layer rotates neighbours": [PAIRING],
     "query heads dealt out to key-value heads in turn": [r"kv-heads|heads|weight-rows"],
     "attention's output not transposed before o_proj": [r"weight-(rows|columns|differs)|heads"],
@@ -116,7 +115,7 @@ OF_A_KIND: dict[str, Sequence[str]] = {
     "whole heads rotated, epsilon of the class": [r"rope-", EPSILON],
     "weights of experts not normalised, theta of the class": [OF_A_TOPIC[Topic.EXPERTS], THETA],
     "YaRN's attention factor lost, scale from hidden": [r"rope-attention-factor|rope-table|rope-scaling", SCALE],
-    "one matrix through int8, epsilon of the final norm": [r"weight-", EPSILON],
+    "one matrix through int8, theta of the class": [r"weight-", THETA],
     "logits uncapped, GELU by the error function": [SOFTCAP, ACTIVATION],
     "two layers' down_proj the same, a norm of another layer": [r"weight-of-another"],
     # reduced
@@ -126,7 +125,7 @@ OF_A_KIND: dict[str, Sequence[str]] = {
     "int4, gate and up swapped": [r"gate-up|weight-of-another"],
     "int8, epsilon of the class": [EPSILON],
     "fp16, theta of the class": [THETA],
-    "fp16, 1 + weight rounded to bf16": [OFFSET],
+    "fp16, 1 + weight rounded to fp16": [OFFSET],
 }
 
 

@@ -166,15 +166,6 @@ _WRITTEN = (
         seen="ggml-org/llama.cpp#8579",
     ),
     Mutant(
-        "positions count the padding",
-        Topic.ROPE,
-        "granite",
-        "onnx",
-        ROTATION,
-        graph=before(of("CumSum"), 0, "Max", np.array(1, np.int64)),
-        seen="huggingface/optimum#1381",
-    ),
-    Mutant(
         "one layer rotates neighbours",
         Topic.ROPE,
         "kept-llama",

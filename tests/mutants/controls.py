@@ -158,7 +158,7 @@ def add_of_zero(model: onnx.ModelProto) -> None:
     after(both(of("MatMul"), using(r"down_proj\.weight")), "Add", np.zeros(tiny.HIDDEN, np.float32))(model)
 
 
-def sqrt_written_out(model: onnx.ModelProto) -> None:
+def silu_written_out(model: onnx.ModelProto) -> None:
     """SiLU as x / (1 + exp(-x))."""
     for node in found(model, of("Sigmoid")):
         x, y = node.input[0], node.output[0]
@@ -175,6 +175,9 @@ def sqrt_written_out(model: onnx.ModelProto) -> None:
         for step in reversed(steps):
             model.graph.node.insert(at, step)
 
+
+COUNTS_PADDING = before(of("CumSum"), 0, "Max", np.array(1, np.int64))
+"""A row with padding is all at later positions, and only distances matter."""
 
 IDENTITY = after(of("MatMul"), "Identity")
 SAME: dict[str, tuple[Change | None, Sequence[tuple[str, str]]]] = {
@@ -194,7 +197,8 @@ SAME: dict[str, tuple[Change | None, Sequence[tuple[str, str]]]] = {
     "through fp64 and back": (cast_and_back, [("llama", "ort")]),
     "nodes in another order": (nodes_in_another_order, [("gemma3", "onnx"), ("llama", "ort")]),
     "a bias of zeros": (add_of_zero, [("llama", "onnx")]),
-    "SiLU written out": (sqrt_written_out, [("mistral", "onnx")]),
+    "positions count the padding": (COUNTS_PADDING, [("granite", "onnx")]),
+    "SiLU written out": (silu_written_out, [("mistral", "onnx")]),
     "names and constants": (in_turn(constants_as_nodes, other_names), [("qwen2", "onnx")]),
 }
 ROUNDED: dict[str, tuple[Change, Sequence[tuple[str, str]]]] = {

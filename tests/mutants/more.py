@@ -27,7 +27,7 @@ from mutants.mutant import Fault, Mutant, Topic
 from paritas.spec import Activation, Experts, Layer, Llama3, Norms, Pairing, Rope
 from rounding import swapped
 from test_family_mutants import in_longrope
-from test_mutants import in_attention, in_every_norm, in_layers, in_mlp, in_rope, in_spec
+from test_mutants import in_attention, in_layers, in_mlp, in_rope, in_spec
 
 Array = NDArray[Any]
 RMS = ("SimplifiedLayerNormalization", "RMSNormalization", "SkipSimplifiedLayerNormalization")
@@ -206,7 +206,7 @@ NORMED = (
         "olmo2",
         "ort",
         NORMS,
-        fault=in_every_norm(eps=lambda _: 1e-5),
+        graph=attributes(of(*RMS), epsilon=1e-5),
         seen="onnxruntime/mobius tolerance guide",
     ),
     Mutant(

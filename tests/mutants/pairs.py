@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tiny
-from mutants.graphs import attributes, both, copied, in_turn, of, using, values
+from mutants.graphs import attributes, copied, in_turn, of, values
 from mutants.known import ATTENTION, MLP, NORMS, ROTATION
 from mutants.more import RMS, through_int8
 from mutants.mutant import Fault, Mutant, Topic
@@ -171,15 +171,13 @@ PAIRS: tuple[Mutant, ...] = (
         fault=layers(yarn(attention_factor=1.0), attention(scale=lambda _: tiny.HIDDEN**-0.5)),
     ),
     Mutant(
-        "one matrix through int8, epsilon of the final norm",
+        "one matrix through int8, theta of the class",
         P,
         "olmo2",
         "onnx",
-        r"self_attn\.o_proj|model\.norm",
-        graph=in_turn(
-            values(r"layers\.2\.self_attn\.o_proj\.weight$", through_int8),
-            attributes(both(of(*RMS), using(r"^model\.norm")), epsilon=1e-6),
-        ),
+        rf"self_attn\.o_proj|{ROTATION}",
+        fault=layers(rope(theta=10_000.0)),
+        graph=values(r"layers\.2\.self_attn\.o_proj\.weight$", through_int8),
     ),
     Mutant(
         "logits uncapped, GELU by the error function",

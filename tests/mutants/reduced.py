@@ -5,14 +5,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mutants.graphs import values
+from mutants.graphs import attributes, of, values
 from mutants.known import ATTENTION, NORMS, ROTATION
+from mutants.more import RMS
 from mutants.mutant import Mutant, Topic
 from rounding import blocks, half, swapped, times
-from test_mutants import in_every_norm, in_rope, in_window, offset_in_bf16
+from test_mutants import in_every_norm, in_rope, in_window
 
 Q = Topic.PRECISION
-FP32_NORMS = ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RMSNormalization")
 INT4, INT8 = blocks(4, 32, symmetric=True), blocks(8, 32, symmetric=True)
 QDQ = blocks(4, 32, symmetric=True, qdq=True)
 
@@ -66,17 +66,22 @@ REDUCED: tuple[Mutant, ...] = (
         graph=swapped("layers.1.self_attn.k_proj", "layers.1.self_attn.v_proj"),
     ),
     Mutant(
-        "int8, epsilon of the class", Q, "olmo2", "ort", NORMS, rounded=INT8, fault=in_every_norm(eps=lambda _: 1e-5)
+        "int8, epsilon of the class",
+        Q,
+        "olmo2",
+        "ort",
+        NORMS,
+        rounded=INT8,
+        graph=attributes(of(*RMS), epsilon=1e-5),
     ),
     Mutant("fp16, theta of the class", Q, "llama", "ort", ROTATION, rounded=half(), fault=in_rope(theta=10_000.0)),
     Mutant(
-        "fp16, 1 + weight rounded to bf16",
+        "fp16, 1 + weight rounded to fp16",
         Q,
         "gemma3",
         "ort",
         NORMS,
-        rounded=half(*FP32_NORMS),
-        fault=offset_in_bf16,
+        rounded=half(),
     ),
     Mutant(
         "fp16, a row of the head zero",

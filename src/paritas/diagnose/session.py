@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from paritas.errors import Invalid
 from paritas.runtime.faults import refusal
 from paritas.runtime.ports import Ports
 
@@ -99,7 +100,16 @@ def feeds(
         past: tokens before them.
         carried: what the call before gave, by the name under which it is taken; empty for the first call.
         mask: ``[past + new]``, 1 for a real token, 0 for padding; None if all are real.
+
+    Raises:
+        Invalid: ``graph-no-cache`` for tokens after others that the graph cannot remember.
     """
+    if past and not ports.carried:
+        raise Invalid(
+            "graph-no-cache",
+            "the graph has no caches, so it cannot go on from an earlier call",
+            hint="Give it the whole sequence at once, or export it with its caches.",
+        )
     new = len(ids)
     found: dict[str, NDArray[Any]] = {ports.input_ids: np.array([ids], np.int64)}
     real = np.ones(past + new, np.int64) if mask is None else mask
