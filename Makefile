@@ -49,6 +49,7 @@ format: $(MADE)/dev ## Repair style
 
 snapshots: $(MADE)/dev ## Write the snapshots of specs and operators and the evidence schema anew; review the diff
 	$(BIN)/python tools/write_schema.py
+	$(BIN)/python tools/write_tree.py
 	$(BIN)/pytest -q --snapshot-update $(SNAPSHOTS)
 
 bench: $(MADE)/dev ## Measure the ways to write a tied head, RoPE tables against transformers', the floor on tiny models

@@ -21,9 +21,11 @@ def main(fault: str, model: str, package: str, least: str = "0") -> None:
     if hidden < int(least):
         sys.exit(f"ValueError: hidden_size {hidden} is too small")
     with pytest.MonkeyPatch.context() as patch:
-        if fault != "none":
+        if fault == "none":
+            export(model, Path(package), TARGETS["ort"])
+        else:
             mutants.MUTANTS[fault].fault(patch)
-        export(model, Path(package), TARGETS["ort"], Options())
+            export(model, Path(package), TARGETS["ort"], Options(drop=mutants.MUTANTS[fault].drop))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import shlex
 import sys
 import tomllib
 import types
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -106,6 +105,7 @@ def make_world(folder: Path) -> None:
     tiny_qwen3(folder / "Qwen3-0.6B")
     tiny_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf")
     broken_package(folder / "gemma-3-270m", folder / "theirs")
+    their_exporter(folder / "their-exporter")
 
 
 def tiny_qwen3(folder: Path) -> None:
@@ -164,6 +164,15 @@ def broken_package(checkpoint: Path, out: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paritas.plan, "read_spec", faulty)
         paritas.export.export(checkpoint, out, TARGETS["ort"])
+
+
+def their_exporter(file: Path) -> None:
+    """A program with the same fault."""
+    tests = str(ROOT / "tests")
+    lines = (f"#!{sys.executable}", "import sys", f"sys.path.insert(0, {tests!r})", "import faulty_exporter")
+    call = 'faulty_exporter.main("local layers inherit the global factor", *sys.argv[1:])'
+    file.write_text("\n".join((*lines, call)) + "\n")
+    file.chmod(0o755)
 
 
 # Commands.
@@ -319,17 +328,14 @@ def test_the_reference_of_the_evidence_names_every_field() -> None:
     assert {field for field in fields if f"`{field}`" not in text} == set()
 
 
-def test_the_file_tree_names_every_module_and_nothing_else() -> None:
-    named = set(tree())
-    assert {path for path in named if not (ROOT / path).exists()} == set()
-    sources = (ROOT / "src/paritas").rglob("*.py")
-    others = [path for folder in ("tools", "benchmarks") for path in (ROOT / folder).glob("*.py")]
-    files = {path.relative_to(ROOT).as_posix() for path in [*sources, *others] if path.name != "__init__.py"}
-    assert files - named == set()
+def test_the_source_tree_is_current_and_every_module_says_what_it_is() -> None:
+    tree = (REFERENCE / "source-tree.md").read_text(encoding="utf-8")
+    assert tree == tool("write_tree").page(), "make snapshots writes it anew"
+    assert "| |\n" not in tree.replace("| module | |\n", "")
 
 
-def tree() -> Iterator[str]:
-    """The paths of the README's tree, by indentation."""
+def test_the_tree_of_the_readme_is_there() -> None:
+    """Of folders and files by indentation."""
     (block,) = [b for b in blocks(ROOT / "README.md", "text") if "src/paritas/" in b.text]
     parents: list[tuple[int, str]] = []
     for line in block.text.splitlines():
@@ -337,7 +343,10 @@ def tree() -> Iterator[str]:
         parents = [(d, p) for d, p in parents if d < depth]
         path = (parents[-1][1] if parents else "") + word
         parents.append((depth, path))
-        yield path.rstrip("/")
+        assert (ROOT / path).exists(), path
+    named = {path for _, path in parents} | set(block.text.split())
+    folders = {f"{path.parent.name}/" for path in (ROOT / "src/paritas").glob("*/__init__.py")}
+    assert folders - named == set()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)

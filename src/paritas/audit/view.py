@@ -20,7 +20,7 @@ class View:
     """The main graph of a model.
 
     Attributes:
-        proto: the model; external data is not opened.
+        proto: the model, or what is given in place of the file's; external data is not opened.
         nodes: in the order in which they are stored, which is an order in which they can run.
         tensors: every initializer and Constant by name.
         maker: value -> the node that makes it.
@@ -29,8 +29,8 @@ class View:
         memory: what subgraphs gave, which many layers share.
     """
 
-    def __init__(self, model: Path, folder: Path) -> None:
-        self.proto = load(model)
+    def __init__(self, model: Path, folder: Path, proto: onnx.ModelProto | None = None) -> None:
+        self.proto = load(model) if proto is None else proto
         self.nodes: Sequence[onnx.NodeProto] = list(self.proto.graph.node)
         self.tensors: Mapping[str, Stored] = tensors(self.proto, folder)
         self.maker: dict[str, onnx.NodeProto] = {}

@@ -127,7 +127,7 @@ def align(package: Package, view: View, identity: Identity, captured: Captured) 
     Raises:
         Invalid: ``runtime-failed``: the package cannot be run.
     """
-    ports = read_ports(package.model, package.head_size)
+    ports = read_ports(package.model, package.head_size, package.rewritten)
     proto, sums = _with_sums(view)
     found = list(anchors(view, identity, captured))
     found.append(Anchor(ports.logits, (Piece(LOGITS, 0, -1),), view.maker[ports.logits], (), 1.0))

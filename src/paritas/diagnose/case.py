@@ -69,7 +69,7 @@ def open_case(
     return Case(
         package=package,
         view=view,
-        ports=read_ports(package.model, package.head_size),
+        ports=read_ports(package.model, package.head_size, package.rewritten),
         sites=attending,
         identity=identity,
         slots=slots(view, identity, attending, wanted.tensors),

@@ -56,7 +56,7 @@ def by_depth(package: Package, alignment: Alignment, captured: Captured, model: 
     last = max(borders, default=-1)
     if last < 0:
         return ()
-    ports = read_ports(package.model, package.head_size)
+    ports = read_ports(package.model, package.head_size, package.rewritten)
     end = borders[last]
     taker = _taker(end, captured)
     if taker is None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from paritas.audit.view import View
+from paritas.runtime.exact import narrow_types
 
 Array = NDArray[Any]
 
@@ -32,6 +33,7 @@ class Edit:
         self.lines: list[str] = []
         self._view = view
         self.source = view.proto
+        self._kinds = narrow_types(view.proto)
         self._changed: dict[str, Array] = {}
         self._made: dict[str, str] = {}
         self._nodes = list(self.proto.graph.node)
@@ -75,7 +77,12 @@ class Edit:
         self.lines.append(f"initializer {name}: {what or 'other values'}")
 
     def add_initializer(self, name: str, values: Array) -> str:
-        """A new initializer; its name, which is made unique."""
+        """A new initializer; its name, which is made unique. In a graph of fp16 or bf16 it is of that type."""
+        if values.dtype == np.float32 and len(self._kinds) == 1:
+            values = values.astype(helper.tensor_dtype_to_np_dtype(next(iter(self._kinds))))
+        return self._add(name, values)
+
+    def _add(self, name: str, values: Array) -> str:
         name = self._unique(name)
         self._changed[name] = values
         self.proto.graph.initializer.append(numpy_helper.from_array(np.array(values, order="C"), name))
@@ -108,7 +115,17 @@ class Edit:
 
     def set_operand(self, output: str, place: int, values: Array, name: str) -> None:
         """Let the node that makes ``output`` take a new constant; others that share the old one keep it."""
-        self.replace_input(output, place, self.add_initializer(name, values), f"{name} = {_word(values)}")
+        self.replace_input(output, place, self._add(name, self.taken(output, place, values)), f"{name} = {_word(values)}")
+
+    def taken(self, output: str, place: int, values: Array) -> Array:
+        """Values in the type that the node that makes ``output`` takes at an input by now."""
+        name = self.node(output).input[place] if place < len(self.node(output).input) else ""
+        maker = next((node for node in self._nodes if name and name in node.output), None)
+        if name in self._changed or name in self._view.tensors:
+            return values.astype(self.values(name).dtype)
+        if maker is not None and maker.op_type == "Cast":
+            return values.astype(helper.tensor_dtype_to_np_dtype(next(a.i for a in maker.attribute if a.name == "to")))
+        return values
 
     def insert_node(
         self,

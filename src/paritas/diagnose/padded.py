@@ -33,7 +33,7 @@ def padded(
     Raises:
         Invalid: ``runtime-failed``.
     """
-    ports = read_ports(package.model, package.head_size)
+    ports = read_ports(package.model, package.head_size, package.rewritten)
     if ports.attention_mask is None or ports.new == 1:
         return ()
     left = left_padding_obstacle(package.model) is None

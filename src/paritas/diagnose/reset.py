@@ -132,7 +132,7 @@ def fed(
     Raises:
         Invalid: ``runtime-failed``.
     """
-    ports = read_ports(package.model, package.head_size)
+    ports = read_ports(package.model, package.head_size, package.rewritten)
     made = {name for node in alignment.proto.graph.node if node.op_type != "Constant" for name in node.output}
     more = [name for name in values if name in made]
     proto, names = cut_graph(alignment, open_values, [*(each.present for each in ports.carried), *more])

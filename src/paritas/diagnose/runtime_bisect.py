@@ -10,7 +10,7 @@ from paritas.diagnose.session import Settings
 from paritas.diagnose.taps import logits
 from paritas.errors import Invalid
 from paritas.runtime.package import Package
-from paritas.runtime.proto import load, nodes
+from paritas.runtime.proto import nodes
 
 OPTIMIZERS = (
     "AttentionFusion",
@@ -126,7 +126,7 @@ def _error(package: Package, captured: Captured, settings: Settings, proto: onnx
 
 def _exact(package: Package) -> onnx.ModelProto | None:
     """The graph with quantised products in fp32 arithmetic; None if there are none, or all are already."""
-    proto = load(package.model)
+    proto = package.proto
     changed = False
     for node in nodes(proto):
         if node.op_type != "MatMulNBits":

@@ -112,7 +112,12 @@ class Slot:
             edit.set_initializer(name, whole, what)
             return
         node, place = self.use.taker
-        edit.replace_input(node.output[0], place, edit.add_initializer(f"{name}.own", whole), what)
+        edit.replace_input(
+            node.output[0],
+            place,
+            edit.own_initializer(f"{name}.own", edit.taken(node.output[0], place, whole)),
+            what,
+        )
 
 
 def slots(view: View, identity: Identity, sites: Sequence[Site], names: Iterable[str]) -> tuple[Slot, ...]:

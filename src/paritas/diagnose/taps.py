@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from paritas.diagnose.session import Session, Settings, feeds, handed_on
 from paritas.runtime.package import Package
 from paritas.runtime.ports import Ports, read_ports
-from paritas.runtime.proto import load
 
 BUDGET = 1 << 30
 """Bytes of tapped values that one run may give."""
@@ -89,9 +88,9 @@ def read(
     Raises:
         Invalid: ``runtime-failed``, or the graph is no decoder.
     """
-    ports = read_ports(package.model, package.head_size)
+    ports = read_ports(package.model, package.head_size, package.rewritten)
     calls, wanted = _calls(ids, prefill), settings or Settings()
-    graph = with_outputs(load(package.model) if proto is None else proto, values)
+    graph = with_outputs(package.proto if proto is None else proto, values)
     session = Session(graph, package.model, wanted)
     passes: list[Values] = [{} for _ in calls]
     found: list[NDArray[Any]] = []
@@ -111,8 +110,8 @@ def logits(
     Raises:
         Invalid: ``runtime-failed``, or the graph is no decoder.
     """
-    ports = read_ports(package.model, package.head_size)
-    session = Session(load(package.model) if proto is None else proto, package.model, settings)
+    ports = read_ports(package.model, package.head_size, package.rewritten)
+    session = Session(package.proto if proto is None else proto, package.model, settings)
     return tuple(_rows(values[ports.logits]) for values in _run(session, ports, _calls(ids, prefill), ()))
 
 

@@ -72,6 +72,11 @@ class Reference:
         self.class_name: str = type(self._model).__name__
         self.facts = _facts(self._model)
 
+    @property
+    def model(self) -> Any:
+        """transformers' model, for whoever looks inside."""
+        return self._model
+
     def one_pass(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
         """Logits ``[positions, vocab]`` of the whole sequence at once, in the arithmetic it is set to."""
         return self._call([list(ids)], None)[0][0]

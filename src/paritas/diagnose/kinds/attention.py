@@ -56,7 +56,7 @@ KINDS = (
         "Scores are capped at another number.",
     ),
     Kind(
-        "attention-sinks-missing",
+        "sinks-missing",
         "attention-sinks",
         always,
         "The model has a learned number a head that takes part in the softmax; the package's attention knows none.",

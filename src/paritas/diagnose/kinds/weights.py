@@ -111,7 +111,7 @@ KINDS = (
         ("ggml-org/llama.cpp#3364", "onnxruntime/mobius#396"),
     ),
     Kind(
-        "kv-heads-reordered",
+        "heads-reordered",
         "weight",
         _is("heads-moved"),
         "Whole heads of a projection lie in another order than the heads that they belong to.",

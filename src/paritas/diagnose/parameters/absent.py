@@ -24,6 +24,7 @@ _FAR_BELOW = -1e4  # a score of which the softmax makes nothing
 def absent_differences(case: Case) -> Iterator[Difference]:
     """Every tensor that the reference computes with and the graph does not."""
     there = {slot.tensor for slot in case.slots} | {slot.held for slot in case.slots}
+    there |= {name for record in case.identity.initializers if record.quantized for name in record.tensors}
     for tensor in case.tensors:
         if tensor in there or case.live.owner(tensor) is None:
             continue

@@ -143,12 +143,25 @@ def _near(got: Rows, wanted: Rows) -> bool:
 def _elsewhere(case: Case, slot: Slot, got: Rows) -> Likeness | None:
     """The values of another tensor of the checkpoint."""
     others = [tensor for tensor in slot.use.record.tensors if tensor != slot.tensor]
-    if not others or len(slot.use.record.tensors) > 1:
+    single = len(slot.use.record.tensors) == 1
+    other = others[0] if others and single else _of_equal_values(case, slot, got)
+    if other is None:
         return None
-    other = others[0]
     is_layer = layer_of(other) != slot.layer
     word = "another-layer" if is_layer and _part(other) == _part(slot.tensor) else "another-tensor"
     return Likeness(word, f"holds the values of {other}", {"tensor": other})
+
+
+def _of_equal_values(case: Case, slot: Slot, got: Rows) -> str | None:
+    for name, source in case.identity.sources.items():
+        first = source.first if source.values is None else source.values[:1]
+        shape = (source.rows, source.columns) if source.values is None else (source.values.size, 1)
+        if name == slot.tensor or shape != got.shape or not np.array_equal(first, got[0]):
+            continue
+        values = source.read(0, source.rows) if source.values is None else source.values.reshape(-1, 1)
+        if np.array_equal(values, got):
+            return name
+    return None
 
 
 def _part(tensor: str) -> str:

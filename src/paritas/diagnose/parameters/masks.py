@@ -159,17 +159,8 @@ def change_of(case: Case, rows: Callable[[int, int, int], Visible]) -> Callable[
     def change(call: Call) -> None:
         new, past = call.query.shape[2], case.live.past
         padded = [int((each == 0).cumprod().sum()) for each in case.live.mask]
-        shown = np.stack([_own(row(new, past, count)) for count in padded])[:, None]
+        shown = np.stack([row(new, past, count) for count in padded])[:, None]
         hidden = call.query.new_tensor(np.finfo(np.float32).min)
         call.mask = call.query.new_zeros(shown.shape).masked_fill(~call.query.new_tensor(shown).bool(), hidden)
 
     return change
-
-
-def _own(shown: Visible) -> Visible:
-    """A query that sees nothing (of the padding) sees itself, lest it be NaN."""
-    shown = shown.copy()
-    new, total = shown.shape
-    blind = ~shown.any(axis=1)
-    shown[blind, np.arange(total - new, total)[blind]] = True
-    return shown

@@ -45,9 +45,9 @@ class Source:
         layers = self.get("num_hidden_layers")
         values: dict[str, Any] = self.config.to_dict()
         listed: dict[str, list[Any]] = {
-            key: list(value)
+            key: list(value)  # pyright: ignore[reportUnknownArgumentType]
             for key, value in values.items()
-            if isinstance(value, list | tuple) and key not in _NO_LAYERS  # pyright: ignore[reportUnknownArgumentType]
+            if isinstance(value, list | tuple) and key not in _NO_LAYERS
         }
         return {key: value for key, value in listed.items() if len(value) == layers}
 
