@@ -1,7 +1,7 @@
 """All that a diagnosis works on: the package's graph, the checkpoint, the live reference and what it answered."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paritas.audit.expected import expected
@@ -11,6 +11,7 @@ from paritas.audit.rope import tables_of
 from paritas.audit.sites import Site, sites
 from paritas.audit.view import View
 from paritas.checkpoint import Checkpoint, Tensor
+from paritas.diagnose.integers import with_integers
 from paritas.diagnose.live import Live
 from paritas.diagnose.slots import Slot, slots
 from paritas.progress import Progress, silent
@@ -34,6 +35,8 @@ class Case:
         tensors: of the checkpoint, under the text model's names.
         live: transformers' model.
         truths: what the reference answered, and its floors.
+        shipped: the graph as it lies on disk; ``view`` is the same in fp32 arithmetic.
+        faults: stored weight -> why it cannot be the checkpoint's in its bits.
     """
 
     package: Package
@@ -46,6 +49,8 @@ class Case:
     tensors: Mapping[str, Tensor]
     live: Live
     truths: Truths
+    shipped: View
+    faults: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def site(self, layer: int) -> Site | None:
         """The attention operator of a layer."""
@@ -61,7 +66,7 @@ def open_case(
         ParitasError, Invalid: the package or the checkpoint cannot be read.
     """
     wanted = expected(checkpoint)
-    view = View(package.model, package.folder)
+    view = View(package.model, package.model.parent, package.rewritten)
     attending = sites(view)
     rotations = [names for site in attending for names in site.tables()]
     known = tables_of(view, rotations) | {stored.name for stored in frequencies_of(view)}
@@ -72,9 +77,10 @@ def open_case(
         ports=read_ports(package.model, package.head_size, package.rewritten),
         sites=attending,
         identity=identity,
-        slots=slots(view, identity, attending, wanted.tensors),
+        slots=with_integers(view, slots(view, identity, attending, wanted.tensors)),
         checkpoint=wanted.checkpoint,
         tensors=wanted.tensors,
         live=Live(model, {name: tensor.name for name, tensor in wanted.tensors.items()}),
         truths=truths,
+        shipped=view if package.rewritten is None else View(package.model, package.model.parent),
     )

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from paritas.audit.view import View
-from paritas.runtime.exact import narrow_types
+from paritas.runtime.exact import NARROW
 
 Array = NDArray[Any]
 
@@ -33,7 +33,7 @@ class Edit:
         self.lines: list[str] = []
         self._view = view
         self.source = view.proto
-        self._kinds = narrow_types(view.proto)
+        self._kind = _computes_in(view.proto)
         self._changed: dict[str, Array] = {}
         self._made: dict[str, str] = {}
         self._nodes = list(self.proto.graph.node)
@@ -78,11 +78,10 @@ class Edit:
 
     def add_initializer(self, name: str, values: Array) -> str:
         """A new initializer; its name, which is made unique. In a graph of fp16 or bf16 it is of that type."""
-        if values.dtype == np.float32 and len(self._kinds) == 1:
-            values = values.astype(helper.tensor_dtype_to_np_dtype(next(iter(self._kinds))))
-        return self._add(name, values)
+        return self.add_as_is(name, values.astype(self._kind) if values.dtype == np.float32 else values)
 
-    def _add(self, name: str, values: Array) -> str:
+    def add_as_is(self, name: str, values: Array) -> str:
+        """A new initializer of the values' own type; its name, which is made unique."""
         name = self._unique(name)
         self._changed[name] = values
         self.proto.graph.initializer.append(numpy_helper.from_array(np.array(values, order="C"), name))
@@ -115,7 +114,8 @@ class Edit:
 
     def set_operand(self, output: str, place: int, values: Array, name: str) -> None:
         """Let the node that makes ``output`` take a new constant; others that share the old one keep it."""
-        self.replace_input(output, place, self._add(name, self.taken(output, place, values)), f"{name} = {_word(values)}")
+        new = self.add_as_is(name, self.taken(output, place, values))
+        self.replace_input(output, place, new, f"{name} = {_word(values)}")
 
     def taken(self, output: str, place: int, values: Array) -> Array:
         """Values in the type that the node that makes ``output`` takes at an input by now."""
@@ -244,6 +244,14 @@ class Edit:
     def _import(self, domain: str) -> None:
         if not any(opset.domain == domain for opset in self.proto.opset_import):
             self.proto.opset_import.append(helper.make_opsetid(domain, 1))
+
+
+def _computes_in(proto: onnx.ModelProto) -> Any:
+    """The type of most values: of a graph that takes, gives or makes fp16 or bf16, that one."""
+    ports = {value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)}
+    casts = {a.i for node in proto.graph.node if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
+    kind = next(iter(sorted((ports | casts) & NARROW)), onnx.TensorProto.FLOAT)
+    return helper.tensor_dtype_to_np_dtype(kind)
 
 
 def _ordered(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

@@ -73,7 +73,7 @@ def _reproduction(case: Case, groups: tuple[Group, ...], witness: Witness) -> Ex
 def _without(case: Case, found: Found, group: Group, witness: Witness) -> Experiment:
     clock = Clock()
     rest = tuple(each for each in found.groups if each is not group)
-    after = witness.measure(edited(case, rest))
+    after = witness.measure(edited(case.view, rest))
     codes = tuple(each.suspect.code for each in rest)
     change = f"all but {group.suspect.code}"
     return Experiment(change, "package", codes, found.floors, after, clock.seconds())

@@ -7,9 +7,10 @@ from typing import Any
 
 from paritas.checkpoint import open_checkpoint
 from paritas.diagnose.capture import capture
-from paritas.diagnose.case import Case, open_case
+from paritas.diagnose.case import Case
 from paritas.diagnose.diagnosis import Diagnosis, Proof, Whereabouts
 from paritas.diagnose.edit import Edit
+from paritas.diagnose.precise import beside
 from paritas.diagnose.reproducer import Scene
 from paritas.diagnose.runtime_bisect import bisect
 from paritas.diagnose.where import look, shortest
@@ -17,9 +18,7 @@ from paritas.diagnose.why import Why, explain
 from paritas.diagnose.witness import Clock
 from paritas.progress import Progress, silent
 from paritas.runtime.package import open_package
-from paritas.verify.loading import check_installed, load_reference
-from paritas.verify.memory import recall_truths
-from paritas.verify.truth import find_truths
+from paritas.verify.loading import check_installed
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,8 @@ def diagnose(package: str | Path, against: str | Path, progress: Progress = sile
     """
     check_installed()
     clock, opened, checkpoint = Clock(), open_package(package), open_checkpoint(against)
-    truths = (recall_truths if cache else find_truths)(checkpoint, progress, opened.context, power=False)
-    progress("loading the reference", 0, 1)
-    model, _ = load_reference(checkpoint)
-    case = open_case(opened, checkpoint, truths, model, progress)
+    found = beside(opened, checkpoint, progress, cache=cache)
+    case, model = found.case, found.model
     seconds = {"reference": clock.lap()}
     why = explain(case, progress)
     seconds |= why.seconds
@@ -76,7 +73,7 @@ def diagnose(package: str | Path, against: str | Path, progress: Progress = sile
         runtime=runtime,
         seconds=seconds,
     )
-    del model
+    del model, found
     gc.collect()  # transformers' modules are full of circles
     return Diagnosed(diagnosis, case, why.repair(case) if why.found.groups else None, scene)
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from paritas.audit.view import View
 from paritas.diagnose.case import Case
 from paritas.diagnose.diagnosis import Experiment
 from paritas.diagnose.difference import Difference, repair
@@ -114,7 +115,7 @@ class _Search:
         if key in self._known:
             return self._known[key]
         clock = Clock()
-        after = self._witness.measure(edited(self._case, groups))
+        after = self._witness.measure(edited(self._case.view, groups))
         self._known[key] = after
         change = "; ".join(f"{group.suspect.code} at {group.suspect.where}" for group in groups)
         codes = tuple(group.suspect.code for group in groups)
@@ -123,9 +124,9 @@ class _Search:
         return after
 
 
-def edited(case: Case, groups: Sequence[Group]) -> Edit:
-    """The package's graph with the suspects repaired; a repair that the graph does not admit is left out."""
-    edit = Edit(case.view)
+def edited(view: View, groups: Sequence[Group]) -> Edit:
+    """A package's graph with the suspects repaired; a repair that the graph does not admit is left out."""
+    edit = Edit(view)
     for group in groups:
         for difference in group.differences:
             attempt(edit, difference)

@@ -38,7 +38,7 @@ class Use:
         record: where the initializer comes from by value.
         node: that computes with it.
         place: which input of the node.
-        taker: the first node on the way from the initializer, and which of its inputs.
+        taker: the first node on the way from the initializer, behind Casts of it, and which of its inputs.
         flips: transpositions on the way.
         offset: constant that is added on the way.
         order: of the node in the graph.
@@ -57,7 +57,7 @@ class Use:
         """Whether the initializer holds the transposed of a checkpoint's matrix."""
         if self.record.parts or self.record.near:
             return self.record.transposed
-        if self.node.op_type in _BY_ROWS:
+        if self.node.op_type in _BY_ROWS or self.record.quantized:
             return False
         by_rows = any(a.name == "transB" and a.i for a in self.node.attribute)
         return (self.flips % 2 == 0) != by_rows
@@ -115,7 +115,7 @@ class Slot:
         edit.replace_input(
             node.output[0],
             place,
-            edit.own_initializer(f"{name}.own", edit.taken(node.output[0], place, whole)),
+            edit.add_as_is(f"{name}.own", edit.taken(node.output[0], place, whole)),
             what,
         )
 
@@ -157,13 +157,15 @@ def _follow(view: View, use: Use, order: Mapping[int, int]) -> Iterator[Use]:
     """Through what only casts, turns or offsets a weight, to what computes with it."""
     node = use.node
     given = operand(view, node) if node.op_type == "Add" else None
-    if node.op_type not in PASSES and given is None:
+    dequantises = node.op_type == "DequantizeLinear" and use.place == 0
+    if node.op_type not in PASSES and given is None and not dequantises:
         yield replace(use, order=order[id(node)])
         return
     flips = use.flips + (node.op_type == "Transpose")
     offset = use.offset + (given[1] if given else 0.0)
     for taker, place in view.takers.get(node.output[0], ()):
-        yield from _follow(view, replace(use, node=taker, place=place, flips=flips, offset=offset), order)
+        first = (taker, place) if node.op_type == "Cast" and use.taker[0] is node else use.taker
+        yield from _follow(view, replace(use, node=taker, place=place, taker=first, flips=flips, offset=offset), order)
 
 
 # By pattern.
@@ -249,7 +251,7 @@ def _by_elimination(
     result, numbers = list(told), _layers(uses)
     left = set(shapes) - {tensor for tensors in told for tensor in tensors}
     for place, use in enumerate(uses):
-        if result[place] or use.record.quantized:
+        if result[place]:
             continue
         rows, columns = _flat_shape(use.record.shape)
         same = [t for t in left if layer_of(t) == numbers[place] and shapes[t] in ((rows, columns), (columns, rows))]
@@ -338,7 +340,7 @@ def back(view: View, name: str) -> Iterator[onnx.NodeProto]:
 
 def _slots(use: Use, tensors: tuple[str, ...], shared: bool, sizes: Mapping[str, int]) -> Iterator[Slot]:
     record = use.record
-    if record.quantized or not tensors or any(t not in sizes for t in tensors):
+    if not tensors or any(t not in sizes for t in tensors):
         return
     if tensors == record.tensors and record.parts and len(tensors) > 1:
         for part in record.parts:

@@ -48,8 +48,8 @@ class Why:
         return (*self.found.experiments, *self.proved.experiments)
 
     def repair(self, case: Case) -> Edit:
-        """The package's graph with the causes repaired."""
-        return edited(case, self.found.groups)
+        """The package's graph, as it is shipped, with the causes repaired."""
+        return edited(case.shipped, self.found.groups)
 
 
 def explain(case: Case, progress: Progress = silent, known: Mapping[str, float] | None = None) -> Why:

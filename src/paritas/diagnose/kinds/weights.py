@@ -170,6 +170,13 @@ KINDS = (
         ("document 000 of transformers 4 -> 5",),
     ),
     Kind(
+        "weight-beyond-its-bits",
+        "weight",
+        _is("beyond-its-bits"),
+        "Integers are not the nearest to the checkpoint's weights that their own scales allow: a wrong scale or zero "
+        "point, another order of the blocks, or another checkpoint.",
+    ),
+    Kind(
         "weight-scaled",
         "weight",
         _is("scaled"),

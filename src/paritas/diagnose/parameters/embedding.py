@@ -12,6 +12,7 @@ from paritas.diagnose.edit import Edit
 from paritas.diagnose.reading import embedding_scale, scaling_embedding
 from paritas.diagnose.slots import Slot
 
+_BY_ROWS = frozenset({"Gather", "GatherBlockQuantized"})
 _CLOSE = 1e-6  # relative: how a root is rounded
 
 
@@ -19,7 +20,7 @@ def embedding_differences(case: Case) -> Iterator[Difference]:
     """The scale of the embedding."""
     wanted = embedding_scale(case.live)
     slot = next(
-        (s for s in case.slots if s.tensor.endswith("embed_tokens.weight") and s.use.node.op_type == "Gather"), None
+        (s for s in case.slots if s.tensor.endswith("embed_tokens.weight") and s.use.node.op_type in _BY_ROWS), None
     )
     if slot is None or wanted is None:
         return

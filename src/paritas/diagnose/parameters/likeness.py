@@ -168,6 +168,16 @@ def _part(tensor: str) -> str:
     return tensor.split(f".{layer_of(tensor)}.", 1)[-1]
 
 
+_NO_WORD = frozenset({"near", "rows-differ", "rows-zero", "scaled", "rounded"})
+"""What rounding of integers on another grid may look like too."""
+
+
+def beyond_its_bits(case: Case, slot: Slot, found: Likeness) -> Likeness:
+    """Of integers: why they are not the nearest to the checkpoint's, where that has been measured."""
+    fault = case.faults.get(slot.use.record.name)
+    return found if fault is None or found.word not in _NO_WORD else Likeness("beyond-its-bits", fault)
+
+
 def _unknown(got: Rows, wanted: Rows) -> Likeness:
     apart = float(np.linalg.norm(got - wanted) / max(float(np.linalg.norm(wanted)), 1e-30))
     if not np.isfinite(apart):

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paritas.audit.sources import CASTS, Source
 from paritas.diagnose.asked_norms import offset
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
 from paritas.diagnose.edit import Edit
 from paritas.diagnose.live import Live
-from paritas.diagnose.parameters.likeness import Likeness, likeness
+from paritas.diagnose.parameters.likeness import Likeness, beyond_its_bits, likeness
 from paritas.diagnose.slots import Slot
 
 Rows = NDArray[np.float32]
@@ -23,19 +22,18 @@ _LAST_BITS = 2.0**-22  # relative to the largest value: how a sum was folded
 def weight_differences(case: Case) -> Iterator[Difference]:
     """Every tensor of the checkpoint whose place in the graph holds other values."""
     for slot in case.slots:
-        source = case.identity.sources[slot.tensor]
         added = reference_offset(case.live, slot.tensor)
         if _is_identical(slot, added):
             continue
-        wanted = _stored(source, slot.source, slot.stop - slot.start) + np.float32(added)
+        wanted = _wanted(case, slot) + np.float32(added)
         got = slot.value(case.view) + np.float32(slot.use.offset)
-        if got.shape == wanted.shape and not _same(got, wanted, slot.use.record.dtype):
+        if got.shape == wanted.shape and not _same(got, wanted):
             yield _difference(case, slot, got, wanted, added)
 
 
 def _is_identical(slot: Slot, added: float) -> bool:
     """Whether weight identity has said so: then nothing is read."""
-    held = {"identity": 0.0, "1+w": 1.0}
+    held = {"identity": 0.0, "1+w": 1.0} if slot.use.record.dtype == "fp32" else {"identity": 0.0}
     return any(
         part.start == slot.start
         and part.stop == slot.stop
@@ -48,16 +46,21 @@ def _is_identical(slot: Slot, added: float) -> bool:
     )
 
 
-def _stored(source: Source, start: int, count: int) -> Rows:
+def _wanted(case: Case, slot: Slot) -> Rows:
+    """What the reference computes with: of a package of less than fp32, what that stores, where it is right."""
+    source = case.identity.sources[slot.tensor]
     values = source.read(0, source.rows) if source.values is None else source.values.reshape(-1, 1)
-    return values[start : start + count]
+    if case.truths.rounded is not None and (owner := case.live.owner(slot.held)) is not None:
+        module, name = owner
+        own: Rows = np.array(getattr(module, name).detach().numpy(), np.float32)
+        values = own.reshape(values.shape) if own.size == values.size else values
+    return values[slot.source : slot.source + slot.stop - slot.start]
 
 
-def _same(got: Rows, wanted: Rows, dtype: str) -> bool:
-    given = CASTS.get(dtype, CASTS["fp32"])(wanted)
-    if np.array_equal(got, given):
+def _same(got: Rows, wanted: Rows) -> bool:
+    if np.array_equal(got, wanted):
         return True
-    return bool(np.abs(got - given).max() <= _LAST_BITS * np.abs(given).max())
+    return bool(np.abs(got - wanted).max() <= _LAST_BITS * np.abs(wanted).max())
 
 
 def reference_offset(live: Live, tensor: str) -> float:
@@ -70,7 +73,7 @@ def reference_offset(live: Live, tensor: str) -> float:
 
 
 def _difference(case: Case, slot: Slot, got: Rows, wanted: Rows, added: float) -> Difference:
-    found = likeness(case, slot, got, wanted, added)
+    found = beyond_its_bits(case, slot, likeness(case, slot, got, wanted, added))
 
     def breaks() -> AbstractContextManager[None]:
         return case.live.holding(slot.held, got - np.float32(added), slot.source)

@@ -1,0 +1,134 @@
+"""Weights of integers in their places: read as the numbers they stand for, and written on their own grid."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paritas.audit.hashing import of_rows
+from paritas.audit.view import View
+from paritas.diagnose.edit import Array, Edit, RefusedError
+from paritas.diagnose.slots import Rows, Slot
+from paritas.runtime.quantized import Packed, Plain, Quantized, quantized
+
+
+@dataclass(frozen=True)
+class IntegerSlot(Slot):
+    """A place in which integers stand.
+
+    Attributes:
+        view: the graph.
+        weight: the integers, with their scales and zero points.
+        others: every weight of integers of the graph.
+    """
+
+    view: View = field(kw_only=True)
+    weight: Quantized = field(kw_only=True)
+    others: Sequence[Quantized] = field(kw_only=True)
+
+    def value(self, view: View) -> Rows:
+        """Dequantised ``[rows, columns]``."""
+        return self.weight.read(self.start, self.stop)[0]
+
+    def write(self, edit: Edit, values: Rows, what: str) -> None:
+        """Put ``values`` there: rows that the graph has, with their own scales; else the nearest of the place's grid.
+
+        Raises:
+            RefusedError: the grid cannot say them.
+        """
+        donors = [each for each in (self.weight, *self.others) if _fits(each, self.weight)]
+        if isinstance(self.weight, Packed) and (found := _rows_of(values, donors)):
+            self._copy(edit, found, what)
+        elif (donor := self._whole(values, donors)) is not None:
+            for name, other in zip(self.weight.members, donor.members, strict=True):
+                edit.set_initializer(name, self.view.tensors[other].array(), what)
+        else:
+            self._round(edit, values, what)
+
+    def _whole(self, values: Rows, donors: Sequence[Quantized]) -> Quantized | None:
+        """The weight that has these values from beginning to end, members of the same shapes."""
+        if (self.start, self.stop) != (0, self.weight.rows):
+            return None
+        shapes = self._shapes(self.weight)
+        same = (each for each in donors if self._shapes(each) == shapes)
+        return next((each for each in same if np.array_equal(each.read(0, each.rows)[0], values)), None)
+
+    def _shapes(self, weight: Quantized) -> list[tuple[tuple[int, ...], str]]:
+        return [(self.view.tensors[name].shape, self.view.tensors[name].dtype) for name in weight.members]
+
+    def _copy(self, edit: Edit, found: Sequence[tuple[Quantized, int]], what: str) -> None:
+        """Row by row: integers, scales and zero points."""
+        for place, name in enumerate(self.weight.members):
+            stored = np.array(edit.values(name))
+            matrix = stored.reshape(self.weight.rows, -1)
+            given = {d.name: self.view.tensors[d.members[place]].array().reshape(d.rows, -1) for d, _ in found}
+            for row, (donor, other) in enumerate(found):
+                matrix[self.start + row] = given[donor.name][other]
+            if not np.array_equal(stored, edit.values(name)):
+                edit.set_initializer(name, stored, what)
+
+    def _round(self, edit: Edit, values: Rows, what: str) -> None:
+        """The nearest integers, with the scales and zero points that stand there."""
+        grid = self.weight.grid(self.start, self.stop)
+        if ((grid.steps == 0) & (values != 0)).any():
+            raise RefusedError("a block has a scale of zero, which stands for nothing but zeros")
+        steps = np.where(grid.steps == 0, 1, grid.steps).astype(np.float64)
+        least, most = self.weight.least, self.weight.least + 2**self.weight.bits - 1
+        integers = np.clip(np.rint(values / steps + grid.zeros), least, most).astype(np.int64)
+        integers = np.where(grid.steps == 0, grid.integers.astype(np.int64), integers)
+        stored = np.array(edit.values(self.weight.name))
+        if isinstance(self.weight, Plain) and self.weight.transposed:
+            stored[:, self.start : self.stop] = integers.T.astype(stored.dtype)
+        elif isinstance(self.weight, Plain):
+            stored[self.start : self.stop] = integers.astype(stored.dtype)
+        else:
+            rows = stored.reshape(self.weight.rows, -1)
+            rows[self.start : self.stop] = _packed(integers, rows, self.weight.bits)
+        edit.set_initializer(self.weight.name, stored, what)
+
+
+def with_integers(view: View, slots: Sequence[Slot]) -> tuple[Slot, ...]:
+    """The same places; those of integers know how to read and write them."""
+    weights: Mapping[str, Quantized] = quantized(view.nodes, view.tensors)
+    others = tuple(weights.values())
+
+    def known(slot: Slot) -> Slot:
+        weight = weights.get(slot.use.record.name)
+        if weight is None:
+            return slot
+        given = {each.name: getattr(slot, each.name) for each in fields(Slot)}
+        return IntegerSlot(**given, view=view, weight=weight, others=others)
+
+    return tuple(known(slot) for slot in slots)
+
+
+def _fits(one: Quantized, other: Quantized) -> bool:
+    """Whether rows of one can stand in the other."""
+    return (one.bits, one.columns, one.block, one.format, type(one)) == (
+        other.bits,
+        other.columns,
+        other.block,
+        other.format,
+        type(other),
+    )
+
+
+def _rows_of(values: Rows, donors: Sequence[Quantized]) -> list[tuple[Quantized, int]]:
+    """For each row, where the graph has it; empty if one is nowhere."""
+    left = {int(number) for number in of_rows(values)}
+    found: dict[int, tuple[Quantized, int]] = {}
+    for donor in donors:
+        rows = of_rows(donor.read(0, donor.rows)[0])
+        found = {int(number): (donor, row) for row, number in enumerate(rows)} | found
+        if left <= found.keys():
+            return [found[int(number)] for number in of_rows(values)]
+    return []
+
+
+def _packed(integers: NDArray[np.int64], rows: Array, bits: int) -> Array:
+    """Integers ``[rows, columns]`` as the graph packs them, low bits first; columns beyond the weight's are zeros."""
+    per = 8 // bits if rows.dtype == np.uint8 else 1
+    padded = np.pad(integers, ((0, 0), (0, rows.shape[1] * per - integers.shape[1])))
+    parts = padded.reshape(len(integers), -1, per) << (np.arange(per) * bits)
+    return parts.sum(axis=2).astype(rows.dtype)
