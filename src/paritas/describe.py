@@ -72,7 +72,7 @@ def layer_table(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "theta": layer["rope_theta"] or "",
             "factor": layer["rope_scaling"] or "",
             "window": layer["window"] or "",
-            "mlp": layer["mlp"],
+            "mlp": f"{layer['chosen']} of {layer['experts']} x {layer['mlp']}" if layer["experts"] else layer["mlp"],
         }
         for layer in layers
     ]
@@ -118,6 +118,7 @@ def _layer(index: int, layer: Layer) -> dict[str, Any]:
         "qk_norm": attention is not None and attention.qk_norm is not None,
         "mlp": layer.mlp.width,
         "experts": layer.mlp.count if isinstance(layer.mlp, Experts) else None,
+        "chosen": layer.mlp.chosen if isinstance(layer.mlp, Experts) else None,
         "activation": activation.value if isinstance(activation, Activation) else str(activation),
         "on_ort": TARGETS["ort"].falls_back(layer),
     }

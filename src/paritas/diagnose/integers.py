@@ -1,6 +1,6 @@
 """Weights of integers in their places: read as the numbers they stand for, and written on their own grid."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np

@@ -2,21 +2,25 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 
 from paritas.diagnose.case import Case
 from paritas.diagnose.edit import Edit
-from paritas.errors import ParitasError
+from paritas.errors import Invalid, ParitasError
 from paritas.package.staging import check_output, publish, staging
 from paritas.progress import Progress, silent
 from paritas.runtime.external import Extent, extents
 from paritas.runtime.package import Package, open_package
+from paritas.runtime.session import RawSession
 from paritas.verify.evidence import Evidence
 from paritas.verify.provenance import version
+from paritas.verify.rounded import truths_for
 from paritas.verify.run import judge
+from paritas.verify.truth import Truths
 from paritas.verify.verdict import Verdict
 
 NOTE = "REPAIRED.md"
@@ -54,23 +58,53 @@ def write(case: Case, edit: Edit, out: Path, *, force: bool = False, progress: P
 
     Raises:
         ParitasError: ``output-exists``, ``output-not-a-package``, ``output-unwritable``, ``disk-full``;
-            ``repair-not-proven`` if the repaired package still diverges.
+            ``repair-not-proven`` if the repaired package still diverges, or does not run as the old one does.
     """
     check_output(out, force=force)
     with staging(out) as folder:
         model = _copy(case.package, folder)
         _write(edit, model, case.package)
         (folder / NOTE).write_text(_note(case, edit), encoding="utf-8")
-        evidence = judge(open_package(folder), case.truths, ("onnxruntime",), progress)
+        repaired = open_package(folder)
+        _check_that_it_runs(case, repaired, out)
+        evidence = judge(repaired, _truths(case, repaired, progress), ("onnxruntime",), progress)
         if evidence.verdict is not Verdict.PROVEN:
-            raise ParitasError(
-                "repair-not-proven",
-                f"repaired, it is still {evidence.worst_floors or float('nan'):,.1f} floors from the checkpoint",
-                place=str(out),
-                hint="Nothing was written. The diagnosis says what is proved and what is not.",
-            )
+            worst = f"{evidence.worst_floors or float('nan'):,.1f} floors from the checkpoint"
+            raise _not_proven(f"repaired, it is still {evidence.verdict}, {worst}", out)
         publish(folder, out)
     return Repaired(out, tuple(edit.lines), evidence)
+
+
+def _truths(case: Case, repaired: Package, progress: Progress) -> Truths:
+    """What the repaired package is held against: of less than fp32, with the weights that it stores by now."""
+    if case.truths.rounded is None:
+        return case.truths
+    return truths_for(repaired, case.checkpoint, progress, cache=False, power=False)
+
+
+def _check_that_it_runs(case: Case, repaired: Package, out: Path) -> None:
+    """Of less than fp32, a repair is proved in fp32 arithmetic: the types of the package itself may not admit it."""
+    if case.package.rewritten is None or not _runs(replace(case.package, rewritten=None)):
+        return
+    if not _runs(repaired):
+        raise _not_proven("repaired, it is right in fp32 arithmetic, and does not run in the types of the package", out)
+
+
+def _runs(package: Package) -> bool:
+    try:
+        RawSession(package).forward(np.array([[0, 1]], np.int64))
+    except Invalid:
+        return False
+    return True
+
+
+def _not_proven(fact: str, out: Path) -> ParitasError:
+    return ParitasError(
+        "repair-not-proven",
+        fact,
+        place=str(out),
+        hint="Nothing was written. The diagnosis says what is proved and what is not.",
+    )
 
 
 def _copy(package: Package, folder: Path) -> Path:

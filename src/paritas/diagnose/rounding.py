@@ -69,7 +69,7 @@ def rounding(model: Any, captured: Captured) -> tuple[Mapping[str, Rows], ...]:
     torch, _ = require_torch()
     model.double()
     try:
-        with _plain_experts(model), _wide(torch):
+        with _plain_experts(model), _moved_buffers(model, torch), _wide(torch):
             return _again(model, captured, _moved, LAST_BIT)
     finally:
         model.float()
@@ -219,6 +219,23 @@ def _plain_experts(model: Any) -> Generator[None]:
         yield
     finally:
         model.set_experts_implementation(before)
+
+
+@contextmanager
+def _moved_buffers(model: Any, torch: Any) -> Generator[None]:
+    """Within, RoPE's frequencies and other stored numbers are a last bit away: exporters compute them in fp64."""
+    generator = torch.Generator().manual_seed(0)
+    before = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
+    for module, buffers in before:
+        for name, buffer in buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                way = 2 * torch.rand(buffer.shape, generator=generator, dtype=buffer.dtype) - 1
+                module._buffers[name] = buffer * (1 + 2 * LAST_BIT * way)
+    try:
+        yield
+    finally:
+        for module, buffers in before:
+            module._buffers.update(buffers)
 
 
 @contextmanager
