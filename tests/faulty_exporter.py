@@ -7,9 +7,6 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
-import test_mutants as mutants
 from paritas.export import export
 from paritas.plan import Options
 from paritas.targets import TARGETS
@@ -20,12 +17,16 @@ def main(fault: str, model: str, package: str, least: str = "0") -> None:
     hidden = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))["hidden_size"]
     if hidden < int(least):
         sys.exit(f"ValueError: hidden_size {hidden} is too small")
+    if fault == "none":
+        export(model, Path(package), TARGETS["ort"])
+        return
+    import pytest
+
+    from test_mutants import MUTANTS  # brings torch, which takes seconds
+
     with pytest.MonkeyPatch.context() as patch:
-        if fault == "none":
-            export(model, Path(package), TARGETS["ort"])
-        else:
-            mutants.MUTANTS[fault].fault(patch)
-            export(model, Path(package), TARGETS["ort"], Options(drop=mutants.MUTANTS[fault].drop))
+        MUTANTS[fault].fault(patch)
+        export(model, Path(package), TARGETS["ort"], Options(drop=MUTANTS[fault].drop))
 
 
 if __name__ == "__main__":

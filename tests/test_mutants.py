@@ -23,8 +23,7 @@ from paritas.graph import mlp
 from paritas.graph.builder import Graph
 from paritas.plan import Options
 from paritas.spec import Activation, Attention, Decoder, Layer, Linear, Norm, QkNorm
-from paritas.targets import TARGETS
-from paritas.targets import rotary, standard
+from paritas.targets import TARGETS, rotary, standard
 from paritas.verify.evidence import Evidence
 from paritas.verify.verdict import Verdict
 from paritas.weights import Weight

@@ -99,10 +99,10 @@ OF_A_KIND: dict[str, Sequence[str]] = {
     "one matrix through int8": [r"weight-"],
     # others
     "as released: norms in bf16, embedding scale": [OFFSET, EMBEDDING],
-    "as released: epsilon and GELU": [EPSILON, ACTIVATION],
+    "as released: epsilon": [EPSILON],
     "as released: embedding scale, layers' kinds swapped": [EMBEDDING, WINDOW],
     "as released: embedding scale, attention scale, softcap": [EMBEDDING, SCALE, SOFTCAP],
-    "as released: and one RoPE for all layers": [EMBEDDING, r"rope-", SOFTCAP],
+    "as released: and one RoPE for all layers, no window": [EMBEDDING, SCALE, SOFTCAP, r"rope-", WINDOW],
     "as released: scores not capped": [r"attention-softcap"],
     # pairs
     "1 + weight in bf16, embedding scale rounded": [OFFSET, EMBEDDING],

@@ -223,7 +223,10 @@ NORMED = (
         "olmo",
         "onnx",
         NORMS,
-        graph=another_type(of("LayerNormalization"), "RMSNormalization", epsilon=1e-5, axis=-1),
+        graph=in_turn(
+            another_type(of("LayerNormalization"), "RMSNormalization", epsilon=1e-5, axis=-1),
+            bypass(both(of("Sub"), giving(r"^v_model\."))),
+        ),
         seen="onnxruntime/mobius OLMo guide",
     ),
     Mutant("bias of LayerNorm lost", N, "starcoder2", "ort", NORMS, graph=values(r"norm\.bias$", lambda b: 0 * b)),

@@ -30,7 +30,7 @@ RELEASED: tuple[Mutant, ...] = (
     Mutant("as released: norms in bf16, embedding scale", Topic.PAIR, "kept-gemma2", "builder", r"norm|embed_tokens"),
     Mutant("as released: YaRN dropped", Topic.ROPE, "kept-yarn", "builder", ROTATION),
     Mutant("as released: window dropped", Topic.MASK, "kept-mistral", "builder", ATTENTION),
-    Mutant("as released: epsilon and GELU", Topic.PAIR, "kept-phi", "builder", r"norm|mlp"),
+    Mutant("as released: epsilon", Topic.NORM, "kept-phi", "builder", NORMS),
     Mutant(
         "as released: embedding scale, layers' kinds swapped",
         Topic.PAIR,
@@ -47,7 +47,7 @@ RELEASED: tuple[Mutant, ...] = (
     ),
     Mutant("as released: window dropped", Topic.MASK, "kept-mistral", "mobius", ATTENTION),
     Mutant(
-        "as released: and one RoPE for all layers",
+        "as released: and one RoPE for all layers, no window",
         Topic.PAIR,
         "kept-gemma3",
         "mobius-cpu",

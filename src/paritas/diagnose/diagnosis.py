@@ -155,7 +155,7 @@ class Diagnosis:
     @property
     def diverges(self) -> bool:
         """Whether there was anything to diagnose."""
-        return self.worst_floors > PROVEN_FLOORS
+        return self.worst_floors > PROVEN_FLOORS or bool(self.causes)
 
     @property
     def is_proved(self) -> bool:

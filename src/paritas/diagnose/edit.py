@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from paritas.audit.view import View
-from paritas.runtime.exact import NARROW
+from paritas.runtime.exact import NARROW, widened
 
 Array = NDArray[Any]
 
@@ -25,6 +25,7 @@ class Edit:
         source: the unchanged model.
         proto: the changed model; external data lies where the package's lies.
         lines: what was changed, a line each, in order.
+        kind: numpy's type of most of what it computes.
     """
 
     def __init__(self, view: View) -> None:
@@ -33,7 +34,7 @@ class Edit:
         self.lines: list[str] = []
         self._view = view
         self.source = view.proto
-        self._kind = _computes_in(view.proto)
+        self.kind = _computes_in(view.proto)
         self._changed: dict[str, Array] = {}
         self._made: dict[str, str] = {}
         self._nodes = list(self.proto.graph.node)
@@ -78,7 +79,7 @@ class Edit:
 
     def add_initializer(self, name: str, values: Array) -> str:
         """A new initializer; its name, which is made unique. In a graph of fp16 or bf16 it is of that type."""
-        return self.add_as_is(name, values.astype(self._kind) if values.dtype == np.float32 else values)
+        return self.add_as_is(name, values.astype(self.kind) if values.dtype == np.float32 else values)
 
     def add_as_is(self, name: str, values: Array) -> str:
         """A new initializer of the values' own type; its name, which is made unique."""
@@ -182,8 +183,14 @@ class Edit:
             node.input[:] = [old if name == new else name for name in node.input]
 
     def copy_way(self, start: str, end: str, new: str) -> str:
-        """The nodes between ``start`` and ``end`` once more, from ``new``: what ``end`` would be then."""
+        """The nodes between ``start`` and ``end`` once more, from ``new``: what ``end`` would be then.
+
+        Raises:
+            RefusedError: there are none.
+        """
         names = {start: new}
+        if end == widened(start) and not any(end in node.output for node in self._nodes):
+            return new  # a Cast of the graph in fp32 arithmetic, which the package as it is shipped does not have
         for node in _ordered(self._between(start, end)):
             copied = onnx.NodeProto.FromString(node.SerializeToString())
             copied.input[:] = [names.get(name, name) for name in node.input]
@@ -197,6 +204,8 @@ class Edit:
         makers = {name: node for node in self._nodes for name in node.output}
         found: list[onnx.NodeProto] = []
         while end != start:
+            if end not in makers:
+                raise RefusedError(f"no node of the graph makes {end!r}")
             found.append(makers[end])
             end = makers[end].input[0]
         return found[::-1]

@@ -1,7 +1,7 @@
 """Weights of integers in their places: read as the numbers they stand for, and written on their own grid."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from paritas.audit.hashing import of_rows
 from paritas.audit.view import View
 from paritas.diagnose.edit import Array, Edit, RefusedError
 from paritas.diagnose.slots import Rows, Slot
-from paritas.runtime.quantized import Packed, Plain, Quantized, quantized
+from paritas.runtime.quantized import Grid, Packed, Plain, Quantized, quantized
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class IntegerSlot(Slot):
         """The nearest integers, with the scales and zero points that stand there."""
         grid = self.weight.grid(self.start, self.stop)
         if ((grid.steps == 0) & (values != 0)).any():
-            raise RefusedError("a block has a scale of zero, which stands for nothing but zeros")
+            grid = replace(grid, steps=self._scale(edit, grid, values, what))
         steps = np.where(grid.steps == 0, 1, grid.steps).astype(np.float64)
         least, most = self.weight.least, self.weight.least + 2**self.weight.bits - 1
         integers = np.clip(np.rint(values / steps + grid.zeros), least, most).astype(np.int64)
@@ -86,6 +86,29 @@ class IntegerSlot(Slot):
             rows = stored.reshape(self.weight.rows, -1)
             rows[self.start : self.stop] = _packed(integers, rows, self.weight.bits)
         edit.set_initializer(self.weight.name, stored, what)
+
+    def _scale(self, edit: Edit, grid: Grid, values: Rows, what: str) -> Rows:
+        """The steps, where a scale of zero is the least that reaches the largest value of its block instead.
+
+        Raises:
+            RefusedError: scales are not kept a block.
+        """
+        weight, width = self.weight, self.weight.block
+        if not isinstance(weight, Packed) or len(weight.members) < 2:
+            raise RefusedError("a scale is zero, and others share it")
+        most = weight.least + 2**weight.bits - 1
+        room = np.where(values > 0, most - grid.zeros, grid.zeros - weight.least)
+        if ((room <= 0) & (values != 0)).any():
+            raise RefusedError("a zero point at the end of the grid leaves one sign no room")
+        needed = np.abs(values) / np.maximum(room, 1)
+        blocks = np.pad(needed, ((0, 0), (0, -needed.shape[1] % width))).reshape(len(needed), -1, width).max(axis=2)
+        name = weight.members[1]
+        stored = np.array(edit.values(name))
+        rows = stored.reshape(weight.rows, -1)
+        part = rows[self.start : self.stop]
+        part[part == 0] = blocks.astype(stored.dtype)[part == 0]
+        edit.set_initializer(name, stored, what)
+        return np.repeat(part.astype(np.float32), width, axis=1)[:, : weight.columns]
 
 
 def with_integers(view: View, slots: Sequence[Slot]) -> tuple[Slot, ...]:

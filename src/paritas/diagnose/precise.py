@@ -13,16 +13,18 @@ import onnx
 
 from paritas.checkpoint import Checkpoint
 from paritas.diagnose.case import Case, open_case
+from paritas.diagnose.diagnosis import Cause, Proof, Suspect
 from paritas.diagnose.edit import Edit, RefusedError
 from paritas.diagnose.integers import IntegerSlot
 from paritas.diagnose.slots import Slot
+from paritas.errors import Invalid
 from paritas.progress import Progress
 from paritas.runtime.exact import exact
 from paritas.runtime.held import NARROW, read_held
 from paritas.runtime.package import Package
-from paritas.verify.own import Kept, Own
+from paritas.verify.own import CASTS, Kept, Own
 from paritas.verify.reference import Reference
-from paritas.verify.rounded import truths_for
+from paritas.verify.rounded import findings, precision, truths_for
 from paritas.verify.truth import Truths
 
 
@@ -50,6 +52,13 @@ def beside(package: Package, checkpoint: Checkpoint, progress: Progress, *, cach
     if truths.rounded is None:
         model = Reference(checkpoint).model
         return Beside(open_case(package, checkpoint, truths, model, progress), model)
+    if unread := read_held(package.proto, package.model.parent).unread:
+        raise Invalid(
+            "precision-not-exact",
+            f"no operator is known to dequantise {unread[0]}",
+            place=str(package.model),
+            hint="Export it with MatMulNBits or DequantizeLinear, or in fp32.",
+        )
     copy = exact(package)
     found = _holding(copy, copy, checkpoint, truths, progress)
     faults = {kept.name: kept.fault for kept in _wrong(truths.rounded.own) if kept.name and kept.fault}
@@ -92,7 +101,15 @@ def _mended(case: Case, wrong: list[Slot]) -> onnx.ModelProto:
         source = case.identity.sources[slot.tensor]
         rows = source.read(slot.source, slot.source + slot.stop - slot.start)
         try:
-            slot.write(edit, rows, slot.tensor)
+            slot.write(edit, CASTS.get(slot.use.record.dtype, CASTS["fp32"])(rows), slot.tensor)
         except RefusedError:
             continue
     return edit.model()
+
+
+def unproved(case: Case) -> Iterator[Cause]:
+    """Stored weights that are not the checkpoint's, and that no experiment could put right."""
+    if case.truths.rounded is not None:
+        for found in findings(precision(case.package, case.truths)):
+            if found.severity == "error":
+                yield Cause(Suspect(found.code, found.where, found.message, found.remedy), Proof.NOT_PROVED)

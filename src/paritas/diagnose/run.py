@@ -10,7 +10,7 @@ from paritas.diagnose.capture import capture
 from paritas.diagnose.case import Case
 from paritas.diagnose.diagnosis import Diagnosis, Proof, Whereabouts
 from paritas.diagnose.edit import Edit
-from paritas.diagnose.precise import beside
+from paritas.diagnose.precise import beside, unproved
 from paritas.diagnose.reproducer import Scene
 from paritas.diagnose.runtime_bisect import bisect
 from paritas.diagnose.where import look, shortest
@@ -66,7 +66,7 @@ def diagnose(package: str | Path, against: str | Path, progress: Progress = sile
         checkpoint=case.checkpoint.name,
         worst_floors=why.witness.floors,
         witnesses=why.witness.names,
-        causes=why.causes,
+        causes=(*why.causes, *unproved(case)),
         suspects=why.suspects,
         experiments=why.experiments,
         where=where,

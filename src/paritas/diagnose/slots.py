@@ -21,7 +21,7 @@ from paritas.audit.numbers import activation_after
 from paritas.audit.sites import NORMS, PROJECTIONS, Site
 from paritas.audit.sources import Source
 from paritas.audit.view import PASSES, View, operand
-from paritas.diagnose.edit import Edit
+from paritas.diagnose.edit import Edit, RefusedError
 from paritas.diagnose.slices import place_of, room_for
 
 Rows = NDArray[np.float32]
@@ -101,13 +101,21 @@ class Slot:
         return self.use.transposed and flat.shape[1] > 1
 
     def write(self, edit: Edit, values: Rows, what: str) -> None:
-        """Put other values there, ``[rows, columns]``; who shares the initializer keeps what it has."""
+        """Put other values there, ``[rows, columns]``; who shares the initializer keeps what it has.
+
+        Raises:
+            RefusedError: the graph does not admit it.
+        """
         name = self.use.record.name
         stored = edit.values(name)
         matrix = np.array(self._matrix(stored))
         matrix[self.start : self.stop] = values.reshape(self.stop - self.start, -1)
         turned = matrix.T if self._turned(_flat(stored)) else matrix
-        whole = np.ascontiguousarray(turned).reshape(stored.shape).astype(stored.dtype)
+        wide = np.ascontiguousarray(turned).reshape(stored.shape)
+        whole = wide.astype(stored.dtype)
+        if not np.array_equal(whole.astype(np.float32), wide):
+            self._widen(edit, wide, what)
+            return
         if not self.shared:
             edit.set_initializer(name, whole, what)
             return
@@ -118,6 +126,14 @@ class Slot:
             edit.add_as_is(f"{name}.own", edit.taken(node.output[0], place, whole)),
             what,
         )
+
+    def _widen(self, edit: Edit, wide: NDArray[Any], what: str) -> None:
+        """A weight in fp32 in place of one that its type cannot hold, where the graph computes in fp32."""
+        node, place = self.use.node, self.use.place
+        given = edit.taken(node.output[0], place, wide)
+        if self.use.flips or self.use.offset or given.dtype != np.float32:
+            raise RefusedError(f"{self.use.record.name}: {self.use.record.dtype} cannot hold it")
+        edit.replace_input(node.output[0], place, edit.add_as_is(f"{self.use.record.name}.wide", given), what)
 
 
 def slots(view: View, identity: Identity, sites: Sequence[Site], names: Iterable[str]) -> tuple[Slot, ...]:

@@ -67,6 +67,41 @@ def _mask(edit: Edit, case: Case, like: str, window: int | None) -> str:
     return op(edit, "Where", shown, edit.add_initializer("shown", np.array(0, kind)), least)
 
 
+def static_mask(edit: Edit, case: Case, keys: str, window: int) -> str:
+    """A causal mask ``[batch, 1, new, capacity]`` with a window, of a graph that is told its positions.
+
+    Args:
+        edit: of the graph.
+        case: of the package.
+        keys: of the attention, all of the cache.
+        window: keys that a query sees.
+
+    Raises:
+        RefusedError: the graph takes no positions.
+    """
+    places = case.ports.position_ids
+    if places is None:
+        raise RefusedError("the graph takes no positions")
+
+    def make() -> str:
+        room = op(edit, "Gather", op(edit, "Shape", keys), integer(edit, 1 if _rank(case, keys) == 3 else 2))
+        every = op(edit, "Range", integer(edit, 0), room, integer(edit, 1))
+        queries = op(edit, "Unsqueeze", cast(edit, places, onnx.TensorProto.INT64), integer(edit, [1, 3]))
+        near = op(edit, "Greater", every, op(edit, "Sub", queries, integer(edit, window)))
+        return op(edit, "And", op(edit, "LessOrEqual", every, queries), near)
+
+    return edit.once(f"static mask {window}", make)
+
+
+def _rank(case: Case, name: str) -> int:
+    """Axes of a cache, or of what is made of it."""
+    shapes = {value.name: len(value.type.tensor_type.shape.dim) for value in case.view.proto.graph.output}
+    shapes |= {value.name: len(value.type.tensor_type.shape.dim) for value in case.view.proto.graph.input}
+    while name not in shapes and name in case.view.maker:
+        name = case.view.maker[name].input[0]
+    return shapes.get(name, 4)
+
+
 def _kind(case: Case, name: str) -> np.dtype[np.generic]:
     values = evaluate(case.view, [name], feeds(case.view, 2, 0))
     return np.dtype(np.float32) if values is None else values[0].dtype

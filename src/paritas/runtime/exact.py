@@ -163,7 +163,7 @@ def _widen(model: onnx.ModelProto) -> None:
     """Every fp16 and bf16 value becomes fp32; initializers keep their bytes and get a Cast."""
     graph = model.graph
     narrow = [tensor.name for tensor in graph.initializer if tensor.data_type in NARROW]
-    wide = {name: f"{name}.fp32" for name in narrow}
+    wide = {name: widened(name) for name in narrow}
     _widen_graph(graph, wide)
     for function in model.functions:
         for node in function.node:
@@ -172,6 +172,11 @@ def _widen(model: onnx.ModelProto) -> None:
     rest = list(graph.node)
     del graph.node[:]
     graph.node.extend([*casts, *rest])
+
+
+def widened(name: str) -> str:
+    """What an initializer of fp16 or bf16 is called behind its Cast."""
+    return f"{name}.fp32"
 
 
 def _widen_graph(graph: onnx.GraphProto, wide: Mapping[str, str]) -> None:

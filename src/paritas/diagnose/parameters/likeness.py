@@ -37,7 +37,8 @@ def likeness(case: Case, slot: Slot, got: Rows, wanted: Rows, offset: float) -> 
     for look in _LOOKS:
         if (found := look(got, wanted, raw, offset)) is not None:
             return found
-    return _elsewhere(case, slot, got) or _unknown(got, wanted)
+    about = _scaled_by(got, wanted, _LAST_BIT.get(slot.use.record.dtype, 0.0))
+    return _elsewhere(case, slot, got) or about or _unknown(got, wanted)
 
 
 def _constant(got: Rows, wanted: Rows, raw: Rows, offset: float) -> Likeness | None:
@@ -115,11 +116,21 @@ def _transposed(got: Rows, wanted: Rows, raw: Rows, offset: float) -> Likeness |
     return Likeness("transposed", "is transposed") if is_square and np.array_equal(got.T, wanted) else None
 
 
+_LAST_BIT = {"fp16": 2.0**-10, "bf16": 2.0**-7}
+
+
 def _scaled(got: Rows, wanted: Rows, raw: Rows, offset: float) -> Likeness | None:
+    return _scaled_by(got, wanted, 1e-5)
+
+
+def _scaled_by(got: Rows, wanted: Rows, tolerance: float) -> Likeness | None:
+    """By a factor that is further from 1 than the tolerance, which is relative to the largest value."""
     flat, other = got.reshape(-1).astype(np.float64), wanted.reshape(-1).astype(np.float64)
     square = float(other @ other)
     factor = float(flat @ other) / square if square else 0.0
-    if not factor or np.abs(flat - factor * other).max() > 1e-5 * np.abs(flat).max():
+    if not factor or np.abs(flat - factor * other).max() > tolerance * np.abs(flat).max():
+        return None
+    if abs(factor - 1) <= tolerance:
         return None
     return Likeness("scaled", f"is the weight times {factor:.9g}", {"factor": factor})
 

@@ -11,11 +11,14 @@ from paritas.audit.sites import Site
 from paritas.audit.windows import mask_of, seen
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
+from paritas.diagnose.edit import Edit
 from paritas.diagnose.live import Call
 from paritas.diagnose.subgraphs import mask as mask_subgraph
+from paritas.diagnose.subgraphs import static_mask
 
 Visible = NDArray[np.bool_]
 _FEW, _PADDED = 6, 2
+_MASK = 3  # input of the standard's Attention
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ def mask_differences(case: Case) -> Iterator[Difference]:
             got = Sight(None if own in (-1, 0) else int(own), causal=True, hides_padding=True)
             if got != wanted:
                 yield _of_attribute(case, site, got, wanted)
+        elif site.operator == "Attention" and not name and site.values.get("is_causal") and facts.window is not None:
+            yield _without_mask(case, site, Sight(None, causal=True, hides_padding=True), wanted)
         elif name:
             rows = _rows(case, site, name)
             found = sight_of(case, rows, facts.window or 0)
@@ -108,6 +113,25 @@ def _of_attribute(case: Case, site: Site, got: Sight, wanted: Sight) -> Differen
         **_difference(site, got, wanted),  # type: ignore[arg-type]
         breaks=lambda: case.live.attending({site.layer: change_of(case, rows)}),
         repairs=lambda edit: edit.set_attribute(site.node.output[0], "local_window_size", wanted.window or -1),
+    )
+
+
+def _without_mask(case: Case, site: Site, got: Sight, wanted: Sight) -> Difference:
+    """An operator that is causal by its attribute, over caches of a fixed length."""
+
+    def rows(new: int, past: int, padded: int) -> Visible:
+        return before(new, past, padded, got.window)
+
+    def repairs(edit: Edit) -> None:
+        output = site.node.output[0]
+        right = static_mask(edit, case, site.node.input[1], wanted.window or 0)
+        edit.replace_input(output, _MASK, right, f"a mask of {wanted.words()}")
+        edit.set_attribute(output, "is_causal", 0)
+
+    return Difference(
+        **_difference(site, got, wanted),  # type: ignore[arg-type]
+        breaks=lambda: case.live.attending({site.layer: change_of(case, rows)}),
+        repairs=repairs,
     )
 
 

@@ -112,7 +112,8 @@ def _write(edit: Edit, found: list[Rotation], wanted: Table) -> None:
 def _put(edit: Edit, rotation: Rotation, name: str, rows: Rows) -> str:
     """The value of a rotation's cosines or sines, with another table where the old one was."""
     table = rotation.table
-    new = edit.add_initializer(f"{table.stored(name)}.right", widened(rows, table.twice).astype(table.kind))
+    kind = table.kind if table.kind == edit.kind else np.float32  # in fp32 arithmetic nothing is rounded
+    new = edit.add_as_is(f"{table.stored(name)}.right", widened(rows, table.twice).astype(kind))
     return new if table.stored(name) == name else edit.copy_way(table.stored(name), name, new)
 
 

@@ -82,6 +82,8 @@ def _mask(case: Case, place: WrittenPlace, facts: AttentionFacts) -> Iterator[Di
         if (mask := place.mask()) is None:
             raise RefusedError("the mask is not added to the scores")
         output, name = mask
+        if name not in edit.node(output).input:
+            raise RefusedError(f"the scores are not added to {name}")
         number = list(edit.node(output).input).index(name)
         right = mask_subgraph(edit, case, name, wanted.window)
         edit.replace_input(output, number, right, f"a mask of {wanted.words()}")

@@ -61,7 +61,7 @@ def shrink(
         if not causes:
             aim = Aim(_own_causes(locate(model), work / "model", exporter, progress), alone=True)
         bench = Bench(source, exporter, aim, work, tell, progress)
-        search = Search(ladders(source), bench.shows, budget or Budget(STEPS))
+        search = Search(ladders(source), bench.shows, budget or Budget(STEPS), progress)
         sizes = search.run()
         if sizes is None or bench.best is None:
             raise _lost(search.tried, aim, model)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paritas.progress import Progress, silent
+
 Sizes = Mapping[str, Any]
 """Name of a size -> its value; ``layers`` are the numbers of those that stay."""
 Shows = Callable[[Sizes], str | None]
@@ -50,14 +52,17 @@ class Search:
         ladders: what each size may be, the smallest first.
         shows: makes a candidate, and says whether it shows the cause.
         budget: ends it.
+        progress: told of each candidate.
 
     Attributes:
         tried: every candidate, in order.
         exhausted: whether the budget ended it.
     """
 
-    def __init__(self, ladders: Mapping[str, Sequence[Any]], shows: Shows, budget: Budget) -> None:
-        self._ladders, self._shows, self._budget = ladders, shows, budget
+    def __init__(
+        self, ladders: Mapping[str, Sequence[Any]], shows: Shows, budget: Budget, progress: Progress = silent
+    ) -> None:
+        self._ladders, self._shows, self._budget, self._progress = ladders, shows, budget, progress
         self.tried: list[Tried] = []
         self.exhausted = False
 
@@ -90,6 +95,7 @@ class Search:
             if not self._budget.has(len(self.tried)):
                 self.exhausted = True
                 return None
+            self._progress("trying smaller models", len(self.tried), self._budget.steps)
             begun = time.monotonic()
             why_not = self._shows(sizes)
             self.tried.append(Tried(sizes, why_not, time.monotonic() - begun))
