@@ -33,11 +33,13 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="corpus-"))
     root = arguments.root or folder
     os.environ["PARITAS_CACHE"] = str(root / "cache")
-    scores = list(run(chosen, folder, root, arguments.jobs))
+    scores: list[Score] = []
+    for score in run(chosen, folder, root, arguments.jobs):
+        scores.append(score)
+        if arguments.json:  # after each: a run that is stopped leaves what it has
+            arguments.json.write_text(json.dumps([asdict(each) for each in scores], indent=1))
     mutants, controls = [s for s in scores if s.topic], [s for s in scores if not s.topic]
     print(report(mutants, controls))
-    if arguments.json:
-        arguments.json.write_text(json.dumps([asdict(score) for score in scores], indent=1))
     sys.exit(int(any(s.detected for s in controls) or not all(s.detected for s in mutants)))
 
 

@@ -87,7 +87,7 @@ def before(
 
     def change(model: onnx.ModelProto) -> None:
         for node in found(model, find, only):
-            made = f"{node.output[0]}.{op_type}.{place}"
+            made = f"{node.input[place]}.{op_type}.for.{node.output[0]}"
             _insert(model, _at(model, node), op_type, node.input[place], made, constants, values)
             node.input[place] = made
 

@@ -89,7 +89,11 @@ class Identity:
 
 
 def identify(
-    view: View, tensors: Mapping[str, Tensor], known: Set[str] = frozenset(), progress: Progress = silent
+    view: View,
+    tensors: Mapping[str, Tensor],
+    known: Set[str] = frozenset(),
+    progress: Progress = silent,
+    packed: Mapping[str, Quantized] | None = None,
 ) -> Identity:
     """Look up every float tensor of the graph in the checkpoint, one in memory at a time.
 
@@ -98,8 +102,9 @@ def identify(
         tensors: of the checkpoint, by the text model's names.
         known: initializers that are no weights (RoPE tables).
         progress: told of bytes.
+        packed: its weights of integers, where the graph is a rewritten one that does not tell them; None: it does.
     """
-    packed = quantized(view.nodes, view.tensors)
+    packed = quantized(view.nodes, view.tensors) if packed is None else packed
     members = {name for weight in packed.values() for name in weight.members} | known
     stored = [t for t in view.tensors.values() if t.is_float and t.size > 1 and t.name not in members]
     weights = [as_gate_and_up(each, view) for each in stored]

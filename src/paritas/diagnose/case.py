@@ -17,6 +17,7 @@ from paritas.diagnose.slots import Slot, slots
 from paritas.progress import Progress, silent
 from paritas.runtime.package import Package
 from paritas.runtime.ports import Ports, read_ports
+from paritas.runtime.quantized import quantized
 from paritas.verify.truth import Truths
 
 
@@ -67,20 +68,22 @@ def open_case(
     """
     wanted = expected(checkpoint)
     view = View(package.model, package.model.parent, package.rewritten)
+    shipped = view if package.rewritten is None else View(package.model, package.model.parent)
     attending = sites(view)
     rotations = [names for site in attending for names in site.tables()]
     known = tables_of(view, rotations) | {stored.name for stored in frequencies_of(view)}
-    identity = identify(view, wanted.tensors, known, progress)
+    packed = quantized(shipped.nodes, shipped.tensors)
+    identity = identify(view, wanted.tensors, known, progress, packed)
     return Case(
         package=package,
         view=view,
         ports=read_ports(package.model, package.head_size, package.rewritten),
         sites=attending,
         identity=identity,
-        slots=with_integers(view, slots(view, identity, attending, wanted.tensors)),
+        slots=with_integers(shipped, packed, slots(view, identity, attending, wanted.tensors)),
         checkpoint=wanted.checkpoint,
         tensors=wanted.tensors,
         live=Live(model, {name: tensor.name for name, tensor in wanted.tensors.items()}),
         truths=truths,
-        shipped=view if package.rewritten is None else View(package.model, package.model.parent),
+        shipped=shipped,
     )

@@ -10,7 +10,7 @@ from paritas.audit.hashing import of_rows
 from paritas.audit.view import View
 from paritas.diagnose.edit import Array, Edit, RefusedError
 from paritas.diagnose.slots import Rows, Slot
-from paritas.runtime.quantized import Grid, Packed, Plain, Quantized, quantized
+from paritas.runtime.quantized import Grid, Packed, Plain, Quantized
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,8 @@ class IntegerSlot(Slot):
         return np.repeat(part.astype(np.float32), width, axis=1)[:, : weight.columns]
 
 
-def with_integers(view: View, slots: Sequence[Slot]) -> tuple[Slot, ...]:
+def with_integers(view: View, weights: Mapping[str, Quantized], slots: Sequence[Slot]) -> tuple[Slot, ...]:
     """The same places; those of integers know how to read and write them."""
-    weights: Mapping[str, Quantized] = quantized(view.nodes, view.tensors)
     others = tuple(weights.values())
 
     def known(slot: Slot) -> Slot:

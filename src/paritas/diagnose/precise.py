@@ -60,12 +60,12 @@ def beside(package: Package, checkpoint: Checkpoint, progress: Progress, *, cach
             hint="Export it with MatMulNBits or DequantizeLinear, or in fp32.",
         )
     copy = exact(package)
-    found = _holding(copy, copy, checkpoint, truths, progress)
+    found = _holding(copy, package, checkpoint, truths, progress)
     faults = {kept.name: kept.fault for kept in _wrong(truths.rounded.own) if kept.name and kept.fault}
     wrong = list(_slots(found.case, truths.rounded.own, set(faults)))
     if not wrong:
         return found
-    mended = replace(copy, rewritten=_mended(found.case, wrong))
+    mended = replace(package, rewritten=_mended(found.case, wrong))
     truths = truths_for(mended, checkpoint, progress, cache=False, power=False)
     found = _holding(copy, mended, checkpoint, truths, progress)
     return replace(found, case=replace(found.case, faults=faults))
@@ -95,8 +95,8 @@ def _slots(case: Case, own: Own, faults: set[str]) -> Iterator[Slot]:
 
 
 def _mended(case: Case, wrong: list[Slot]) -> onnx.ModelProto:
-    """The graph with the checkpoint's values in these places, as near as their bits allow."""
-    edit = Edit(case.view)
+    """The graph as shipped, with the checkpoint's values in these places, as near as their bits allow."""
+    edit = Edit(case.shipped)
     for slot in wrong:
         source = case.identity.sources[slot.tensor]
         rows = source.read(slot.source, slot.source + slot.stop - slot.start)

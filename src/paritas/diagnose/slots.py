@@ -173,7 +173,10 @@ def _follow(view: View, use: Use, order: Mapping[int, int]) -> Iterator[Use]:
     """Through what only casts, turns or offsets a weight, to what computes with it."""
     node = use.node
     given = operand(view, node) if node.op_type == "Add" else None
-    dequantises = node.op_type == "DequantizeLinear" and use.place == 0
+    # Of MatMulInteger in fp32 arithmetic, the zero point is taken away before the product.
+    dequantises = use.place == 0 and (
+        node.op_type == "DequantizeLinear" or (node.op_type == "Sub" and use.record.quantized is not None)
+    )
     if node.op_type not in PASSES and given is None and not dequantises:
         yield replace(use, order=order[id(node)])
         return
@@ -291,11 +294,18 @@ def _by_structure(
             continue
         role = roles.get(id(use.node)) if use.place else None
         is_bias = use.node.op_type == "Add" and tensors[0].endswith(".bias")
-        if role is None and (is_bias or use.node.op_type in PROJECTIONS) and ".mlp." in tensors[0]:
+        is_seen = is_bias or (use.node.op_type in PROJECTIONS and not _is_scaled_after(view, use))
+        if role is None and is_seen and ".mlp." in tensors[0]:
             role = _gate_or_up(view, use)
         if role and (better := _in_role(tensors[0], role)) in known:
             result[place] = (better,)
     return result
+
+
+def _is_scaled_after(view: View, use: Use) -> bool:
+    """Integers that are multiplied as such (MatMulInteger): what comes after the product is their scale."""
+    takers = {node.op_type for node, _ in view.takers.get(use.record.name, ())}
+    return use.record.quantized is not None and use.node.op_type == "MatMul" and "DequantizeLinear" not in takers
 
 
 def _in_role(tensor: str, role: str) -> str:

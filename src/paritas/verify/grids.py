@@ -117,7 +117,7 @@ def _steps(
     step = grid.steps.astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         exact = np.where(step != 0, want / step, np.where(want == 0, 0.0, np.inf)) + grid.zeros
-    inside: NDArray[np.float64] = np.clip(exact, weight.least, weight.least + 2**weight.bits - 1)
+    inside = np.clip(exact, weight.least, weight.least + 2**weight.bits - 1).astype(np.float64)
     off = grid.integers.astype(np.float64) - inside
     slack = (NARROW_SCALES.get(weight.scale_dtype, 0.0) + SOURCE) * np.abs(inside - grid.zeros) + _NOISE
     return off, np.abs(exact - inside), np.abs(off) > 0.5 + slack
