@@ -1,7 +1,7 @@
 """The audit of other exporters' packages: nothing wrong is said of right ones, and the cause of each wrong one.
 
 The small ones lie in tests/data/peers; all of them, if `make peers` has built them, are audited with `-m peers`, and
-`python tools/audit_peers.py` prints a table of them.
+`python benchmarks/peers.py --audit` prints a table of them.
 """
 
 from collections.abc import Mapping, Set

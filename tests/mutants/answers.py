@@ -80,6 +80,7 @@ OF_A_KIND: dict[str, Sequence[str]] = {
     "pairs of neighbours": [r"rope-pairing"],
     "RoPE on layers without one": [r"rope-on-nope|rope-unwanted"],
     "a token does not see itself": [r"mask"],
+    "causal mask from the upper left corner": [r"mask|position"],
     "bias that was never set is noise": [r"weight-noise|bias"],
     "clipping of q, k and v ignored": [r"clip"],
     "attention sinks dropped": [r"sink"],
