@@ -2,9 +2,9 @@
 
     python benchmarks/peers.py [FOLDER] [--only NAME ...] [--audit] [--diagnose]    # default: .peers, of `make peers`
 
-A package is verified and audited (with --audit: audited alone, which takes seconds); with --diagnose its causes are found if
-it diverges. NAME is an exporter or EXPORTER/CASE. What is known stands in tests/peers.py and tests/test_peers_audit.py;
-packages of less than fp32 have no line there and are shown without being counted.
+A package is verified and audited (with --audit: audited alone, which takes seconds); with --diagnose its causes are
+found if it diverges. NAME is an exporter or EXPORTER/CASE. What is known stands in tests/peers.py and
+tests/test_peers_audit.py; packages of less than fp32 have no line there and are shown without being counted.
 """
 
 import argparse

@@ -10,6 +10,7 @@ from paritas.diagnose.case import Case
 from paritas.diagnose.depth import by_depth
 from paritas.diagnose.diagnosis import Whereabouts
 from paritas.diagnose.fused import ThreeWay, three_way
+from paritas.diagnose.padded import padded
 from paritas.diagnose.reset import reset, whole
 from paritas.diagnose.rounding import rounding, rounding_in_fp16
 from paritas.diagnose.witness import Asked, Witness
@@ -18,6 +19,7 @@ from paritas.verify.compare import differ
 from paritas.verify.probes import Manner
 from paritas.verify.verdict import PROVEN_FLOORS
 
+_PADDED = (Manner.PADDED_LEFT, Manner.PADDED_RIGHT)
 LEAST = 4
 """Tokens that are looked at: fewer leave attention nothing to do."""
 
@@ -41,6 +43,8 @@ def look(case: Case, captured: Captured, model: Any, progress: Progress = silent
     taps = whole(case.package, alignment, captured)
     progress("feeding each region", 2, 4)
     regions = reset(case.package, alignment, captured, rounded, taps)
+    if not any(region.is_source for region in regions):
+        regions += padded(case.package, alignment, captured, rounded)
     progress("looking into operators", 3, 4)
     sources = frozenset(region.region for region in regions if region.is_source)
     fused = three_way(case.package, alignment, captured, rounded, sources) if sources else ()
@@ -62,16 +66,18 @@ def _sentence(each: ThreeWay) -> str:
 def shortest(witness: Witness) -> tuple[tuple[int, ...], int | None] | None:
     """The shortest beginning of a failing sequence that fails itself, and the tokens put at once (None: all).
 
-    None if nothing fails but rows with padding, which no capture of one row shows.
+    Where nothing fails but rows with padding, the shortest of them; None if nothing fails at all.
     """
-    found = [each for asked in witness.asked for each in _beginnings(asked)]
+    alone = [each for each in witness.asked if each.probe.manner not in _PADDED]
+    found = [each for asked in alone for each in _beginnings(asked)]
+    if not found:
+        rows = [asked for asked in witness.asked if asked.probe.manner in _PADDED]
+        found = [(truth.sequence.ids, None) for asked in rows for truth in asked.truths]
     return min(found, key=lambda each: (each[1] is not None, len(each[0])), default=None)
 
 
 def _beginnings(asked: Asked) -> list[tuple[tuple[int, ...], int | None]]:
     found: list[tuple[tuple[int, ...], int | None]] = []
-    if asked.probe.manner in (Manner.PADDED_LEFT, Manner.PADDED_RIGHT):
-        return found
     for truth, answer in zip(asked.truths, asked.answers, strict=True):
         apart, _ = differ(truth.logits[: len(answer)], answer)
         bad = np.flatnonzero(apart / truth.floors[: len(answer)] > PROVEN_FLOORS)

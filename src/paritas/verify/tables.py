@@ -61,21 +61,25 @@ def rounds(tables: Sequence[Table]) -> Callable[..., Any]:
     torch = importlib.import_module("torch")
 
     def replaced(values: Any, positions: NDArray[np.int64]) -> Any:
+        rows = [one_row(values[row], at) for row, at in enumerate(np.resize(positions, values.shape[:2]))]
+        return torch.stack(rows)
+
+    def one_row(values: Any, positions: NDArray[np.int64]) -> Any:
         if values.dtype not in (torch.float32, torch.float64):
             return values  # transformers has rounded them itself
-        wanted = values[0].float().numpy()
+        wanted = values.float().numpy()
         half = wanted.shape[-1] // 2
         for table in tables:
             for part, times in ((wanted[:, :half], 2), (wanted, 1)):
                 if (rows := table.at(positions, part)) is not None:
-                    return torch.from_numpy(np.tile(rows, (1, times))).to(values.dtype)[None].expand_as(values)
+                    return torch.from_numpy(np.tile(rows, (1, times))).to(values.dtype)
         return values
 
     def hook(_module: Any, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
         positions = named.get("position_ids", given[1] if len(given) > 1 else None)
         if positions is None or not isinstance(output, tuple):
             return output
-        at = positions.reshape(-1, positions.shape[-1])[0].numpy()
+        at = positions.reshape(-1, positions.shape[-1]).numpy()
         return tuple(replaced(values, at) for values in cast(tuple[Any, ...], output))
 
     return hook
