@@ -41,6 +41,7 @@ NAMED = {
     "int4, window one too long": ("window-off-by-one", "layers 0"),
     "int4, softcap dropped": ("logit-softcap-missing", "logits"),
     "int4, 1 + weight rounded to bf16": ("norm-offset-rounded", "layers 0-6"),
+    "fp16, epsilon ten times larger": ("norm-epsilon-wrong", "layers 0-2"),
     "fp16, theta 1 % larger": ("rope-theta-wrong", "layers 0-2"),
     "fp16, window one too long": ("window-off-by-one", "layers 0"),
 }

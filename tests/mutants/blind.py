@@ -348,7 +348,7 @@ _WRITTEN = (
         Topic.NORM,
         "mistral",
         "onnx",
-        r"input_layernorm",
+        r"input_layernorm|self_attn\[to q_proj",
         layers=(0,),
         graph=after(using(r"layers\.0\.input_layernorm\.weight"), "Mul", np.float32(tiny.HIDDEN**-0.5)),
     ),

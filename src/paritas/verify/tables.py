@@ -61,8 +61,8 @@ def rounds(tables: Sequence[Table]) -> Callable[..., Any]:
     torch = importlib.import_module("torch")
 
     def replaced(values: Any, positions: NDArray[np.int64]) -> Any:
-        rows = [one_row(values[row], at) for row, at in enumerate(np.resize(positions, values.shape[:2]))]
-        return torch.stack(rows)
+        each = np.resize(positions, values.shape[:2])  # one row of positions may be for all rows of a batch
+        return torch.stack([one_row(values[row], each[row]) for row in range(len(each))])
 
     def one_row(values: Any, positions: NDArray[np.int64]) -> Any:
         if values.dtype not in (torch.float32, torch.float64):
