@@ -66,12 +66,17 @@ def activations(proto: onnx.ModelProto) -> tuple[str, ...]:
 
 
 def narrow_types(proto: onnx.ModelProto) -> set[int]:
-    """fp16 and bf16, as far as values of the graph have them (a table of narrow weights alone is not meant)."""
+    """fp16 and bf16, as far as values of the graph have them (a table of narrow weights alone is not meant).
+
+    A Cast alone makes no build of less than fp32: where nothing is stored, given or returned in the narrow type, what
+    goes through it is a fault of an fp32 build, and is held to that gate.
+    """
     ports = {value.type.tensor_type.elem_type for value in (*proto.graph.input, *proto.graph.output)}
     casts = {a.i for node in nodes(proto) if node.op_type == "Cast" for a in node.attribute if a.name == "to"}
     stored = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
     used = {stored.get(name, 0) for node in nodes(proto) if node.op_type != "Cast" for name in node.input}
-    return (ports | casts | used) & NARROW
+    meant = (ports | set(stored.values())) & NARROW
+    return (ports | used | (casts & meant)) & NARROW
 
 
 def exact(package: Package) -> Package:

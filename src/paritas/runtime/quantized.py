@@ -185,7 +185,11 @@ class _Graph:
 
     def behind(self, name: str) -> Stored | None:
         """The stored tensor that a value is, seen through nodes that only reshape it."""
+        seen: set[str] = set()  # a broken graph may go round in a circle
         while name not in self._tensors and (node := self._maker.get(name)) is not None and node.op_type in _PASSES:
+            if name in seen:
+                return None
+            seen.add(name)
             name = node.input[0]
         return self._tensors.get(name)
 
