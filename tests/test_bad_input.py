@@ -214,7 +214,7 @@ CONFIGS: list[tuple[str, Damage, str, tuple[str, ...]]] = [
     ("model_type a number", config(model_type=7), "model-type-missing", ()),
     ("model_type misspelt", config(model_type="lama"), "model-type-unsupported", ("'lama'", "'llama'", "add-a-model.md")),
     ("model_type close", config(model_type="gemma3n_text"), "model-type-unsupported", ("'gemma3_text'",)),
-    ("model_type far", config(model_type="zzz"), "model-type-unsupported", ("gemma3_text, llama",)),
+    ("model_type far", config(model_type="zzz"), "model-type-unsupported", ("gemma3_text, glm",)),
     ("key unread", config(frobnication=1), "config-key-unread", ("frobnication", "--ignore-key")),
     ("keys unread", config(frob=1, nication=None), "config-key-unread", ("frob, nication", "--ignore-key frob --ignore-key nication")),
     ("RoPE key unread", config(rope_scaling={"rope_type": "linear", "factor": 2.0, "beta": 1}), "config-key-unread", ("beta",)),

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,7 +17,6 @@ import jsonschema
 import numpy as np
 import pytest
 from rich.console import Console
-from safetensors.torch import load_file, save_file
 
 import rounding
 import tiny
@@ -148,22 +147,6 @@ def cosines_in_fp16() -> np.ndarray:
     inverse = (5_000.0 ** -(np.arange(0, tiny.HEAD_DIM, 2) / tiny.HEAD_DIM)).astype(np.float16)
     angles = (np.arange(tiny.CONTEXT, dtype=np.float16)[:, None] * inverse).astype(np.float16)
     return np.cos(angles.astype(np.float32))
-
-
-tiny.CHECKPOINTS["wide"] = partial(tiny.tiny_llama, hidden_size=128, intermediate_size=192, num_attention_heads=8)
-
-
-def loud(folder: Path) -> None:
-    """A Llama whose MLPs give more than fp16 can hold; every weight fits into it."""
-    tiny.tiny_llama(folder)
-    tensors = load_file(folder / tiny.WEIGHTS)
-    for name, tensor in tensors.items():
-        if ".mlp." in name:
-            tensors[name] = tensor * 256
-    save_file(tensors, folder / tiny.WEIGHTS, {"format": "pt"})
-
-
-tiny.CHECKPOINTS["loud"] = loud
 
 
 @pytest.fixture(scope="module")

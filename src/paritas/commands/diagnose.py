@@ -28,7 +28,10 @@ def diagnose(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Find out why a package diverges: where, which cause, proven by one change both ways."""
+    """Find out why a package diverges, and prove it.
+
+    Where, which cause, proven both ways by one change; with --repair also the repaired package.
+    """
     with command(quiet, as_json) as screen:
         from paritas.checkpoint.opening import locate
         from paritas.diagnose.run import diagnose as run_diagnose

@@ -33,7 +33,10 @@ def shrink(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Find the smallest random model that an exporter gets wrong for the same cause, with a text for an issue."""
+    """Find the smallest random model that shows a fault.
+
+    An exporter gets it wrong for the same cause; a reproducer and a text for an issue come with it.
+    """
     with command(quiet, as_json) as screen:
         from paritas.diagnose.shrink import exporter as exporters
         from paritas.diagnose.shrink.run import shrink as run_shrink

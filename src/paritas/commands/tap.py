@@ -27,7 +27,10 @@ def tap(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Read values inside of a package on one prompt, without changing what it computes."""
+    """Read values inside of a package on one prompt.
+
+    What it computes is not changed by that, and it is checked that it is not.
+    """
     with command(quiet, as_json) as screen:
         from paritas.diagnose.tapping import tap_command
 
