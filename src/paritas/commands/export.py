@@ -1,6 +1,7 @@
 """``paritas export``: a checkpoint becomes a package, proven before it gets its name."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from paritas.commands.options import (
     Quiet,
     check_junit,
     installed,
+    show_diagnosis,
     show_evidence,
     write_junit,
 )
@@ -84,24 +86,36 @@ def export(
         if junit is not None:
             check_junit(junit, verify_)
         evidence: list[Any] = []
+        diagnoses: list[Any] = []
         with screen.progress() as progress:
+            how = dict[str, Any](progress=progress, cache=cache)
+            prove = _prover(model, folder.name, evidence, diagnoses, power=power, **how) if verify_ else None
             exported = run_export(
                 model,
                 folder,
                 chosen,
                 Options(text_only, context, tokenizer, drop or (), ignore_key or (), force, allow_unproven),
-                prove=_prover(model, folder.name, evidence, progress, cache=cache, power=power) if verify_ else None,
+                prove=prove,
                 progress=progress,
             )
         write_junit(evidence, junit)
         show_evidence(screen, evidence)
-        _show_export(screen, exported, evidence)
+        for diagnosis in diagnoses:
+            show_diagnosis(screen, diagnosis)
+        _show_export(screen, exported, evidence, diagnoses)
         if evidence:
             raise typer.Exit(evidence[0].exit_code)
 
 
 def _prover(
-    model: str, name: str, evidence: list[Any], progress: Progress, *, cache: bool, power: bool
+    model: str,
+    name: str,
+    evidence: list[Any],
+    diagnoses: list[Any],
+    *,
+    progress: Progress,
+    cache: bool,
+    power: bool,
 ) -> Callable[[Path], str]:
     if not (installed("torch") and installed("transformers")):
         raise ParitasError(
@@ -112,19 +126,24 @@ def _prover(
 
     def prove(folder: Path) -> str:
         from paritas.checkpoint.opening import locate
+        from paritas.diagnose.run import diagnose
         from paritas.report import gather, write
         from paritas.verify.run import verify as run_verify
+        from paritas.verify.verdict import Verdict
 
         checkpoint = locate(model)
         evidence.append(run_verify(folder, checkpoint, progress=progress, cache=cache, power=power))
         record = evidence[0].write(folder)
         write.write_page(gather.of_export(evidence[0], name, checkpoint), record.with_name(write.PAGE))
+        if evidence[0].verdict in (Verdict.DIVERGES, Verdict.UNEXPLAINED):
+            found = diagnose(folder, checkpoint, progress, cache=cache).diagnosis
+            diagnoses.append(replace(found, package=name))  # it has another name as long as it is not proven
         return str(evidence[0].verdict.value)
 
     return prove
 
 
-def _show_export(screen: Screen, exported: Any, evidence: list[Any]) -> None:
+def _show_export(screen: Screen, exported: Any, evidence: list[Any], diagnoses: list[Any]) -> None:
     size = f"{exported.bytes / 2**20:,.0f} MiB, {exported.parameters:,} parameters, {exported.seconds:.1f} s"
     if exported.lost_defaults:
         screen.say(
@@ -148,5 +167,6 @@ def _show_export(screen: Screen, exported: Any, evidence: list[Any]) -> None:
             "parameters": exported.parameters,
             "lost_defaults": exported.lost_defaults,
             **({"verification": evidence[0].summary()} if evidence else {}),
+            **({"diagnosis": diagnoses[0].summary()} if diagnoses else {}),
         }
     )
