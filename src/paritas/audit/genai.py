@@ -150,13 +150,13 @@ def _lengths(config: Mapping[str, Any], model: Mapping[str, Any], spec: Decoder 
             f"{most:,} is more than model.context_length, {context:,}: ORT GenAI refuses to generate",
             f"Write {context}.",
         )
-    if spec and isinstance(context, int) and context > spec.context:
+    if spec and isinstance(context, int) and context > spec.reach:
         yield Finding(
             "context-beyond-model",
             "warning",
             f"{_FILE}, model.context_length",
-            f"{context:,} positions are promised, the checkpoint was made for {spec.context:,}",
-            f"Write {spec.context}.",
+            f"{context:,} positions are promised, the checkpoint was made for {spec.reach:,}",
+            f"Write {spec.reach}.",
         )
 
 
