@@ -1,52 +1,138 @@
-"""What an export costs: seconds, peak memory, and whether torch or transformers was imported for it.
+"""What an export costs: seconds, memory, what was imported for it; beside a copy of its data, and beside the builder.
 
-    python benchmarks/export_cost.py MODEL [MODEL ...] [--target ort]
+    python benchmarks/export_cost.py MODEL [MODEL ...] [--only WAY ...] [--cycles 3] [--builder PYTHON]
 
-Each export (without verification) is a process of its own; a copy of the data file it wrote is the peer.
+Without verification. Every export is a process of its own; the ways are cycled, each second cycle backwards. Seconds
+are the whole process's, the interpreter's start included; memory is the most that it had. Ratios are taken cycle by
+cycle, and their median is shown. Under five minutes for one model with all ways on two quiet cores.
 """
 
 import argparse
 import json
+import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
+BUILDER = ROOT / ".peers" / "environments" / "builder" / "bin" / "python"
+FLAT = ROOT / "benchmarks" / "flat_builder.py"
 PROGRAM = """
-import json, resource, sys
+import json, sys
 from pathlib import Path
 from paritas.export import export
+from paritas.layout import Layout
+from paritas.peak import peak_memory
 from paritas.plan import Options
+from paritas.quant.recipe import recipe
 from paritas.targets import TARGETS
-done = export(sys.argv[1], Path(sys.argv[2]), TARGETS[sys.argv[3]], Options(force=True))
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(json.dumps({"seconds": done.seconds, "bytes": done.bytes, "peak": peak,
+dtype, layout = sys.argv[3:]
+done = export(sys.argv[1], Path(sys.argv[2]), TARGETS["ort"], Options(recipe=recipe(dtype), layout=Layout(layout)))
+print(json.dumps({"inside": done.seconds, "peak": peak_memory(), "taken": done.memory, "forecast": done.memory_forecast,
     "imported": [name for name in ("torch", "transformers") if name in sys.modules]}))
 """
+OURS = {"fp32": ("fp32", "fast"), "fp32 link": ("fp32", "link"), "int4": ("int4", "fast")}
+THEIRS = {"builder fp32": "fp32", "builder int4": "int4"}
+COPY = "cp of the fp32 data"
+
+
+def run(words: list[str]) -> dict[str, float]:
+    """One process: its seconds, its peak memory, and what it says itself."""
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    start = time.perf_counter()
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=offline) as process:
+        assert process.stdout is not None
+        said = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(words[:3])} ... ended with {process.returncode}")
+    told = json.loads(said.splitlines()[-1]) if said.startswith(b"{") else {}
+    return {"seconds": time.perf_counter() - start, "peak": usage.ru_maxrss << 10, **told}
+
+
+def ways(model: str, only: list[str], builder: Path, folder: Path) -> dict[str, Callable[[], dict[str, float]]]:
+    """What is measured, by name. A copy needs the data that the first export wrote."""
+
+    def ours(dtype: str, layout: str) -> dict[str, float]:
+        out = folder / "package"
+        shutil.rmtree(out, ignore_errors=True)
+        told = run([sys.executable, "-c", PROGRAM, model, str(out), dtype, layout])
+        if (dtype, layout) == OURS["fp32"]:
+            (out / "model.onnx.data").replace(folder / "data")
+        return told
+
+    def theirs(dtype: str) -> dict[str, float]:
+        out = folder / "theirs"
+        shutil.rmtree(out, ignore_errors=True)
+        words = ["-i", model, "-o", str(out), "-p", dtype, "-e", "cpu", "-c", str(folder / "cache")]
+        return run([str(builder), str(FLAT), *words])
+
+    def copy() -> dict[str, float]:
+        (folder / "copy").unlink(missing_ok=True)
+        return run(["cp", str(folder / "data"), str(folder / "copy")])
+
+    every = {name: (lambda how=how: ours(*how)) for name, how in OURS.items()}
+    every[COPY] = copy
+    if builder.is_file():
+        every |= {name: (lambda dtype=dtype: theirs(dtype)) for name, dtype in THEIRS.items()}
+    return {name: way for name, way in every.items() if not only or name in only or name in ("fp32", COPY)}
 
 
 def main() -> None:
-    """Measure and print one line a model."""
+    """Measure and print one row a way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+")
-    parser.add_argument("--target", default="ort")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        for model in arguments.models:
-            out = Path(folder) / "package"
-            command = [sys.executable, "-c", PROGRAM, model, str(out), arguments.target]
-            told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-            start = time.perf_counter()
-            shutil.copy(out / "model.onnx.data", out / "copy")
-            copy = time.perf_counter() - start
-            print(
-                f"{Path(model).name}: export {told['seconds']:.1f} s (copying its data: {copy:.1f} s), "
-                f"{told['bytes'] / 2**20:,.0f} MiB written, peak RSS {told['peak'] / 2**20:,.0f} MiB, "
-                f"imported: {', '.join(told['imported']) or 'neither torch nor transformers'}"
+    parser.add_argument("--only", nargs="+", default=[], metavar="WAY")
+    parser.add_argument("--cycles", type=int, default=3)
+    parser.add_argument("--builder", type=Path, default=BUILDER, help="the Python that it is installed in")
+    given = parser.parse_args()
+    for model in given.models:
+        with tempfile.TemporaryDirectory(dir=Path(model).absolute().parent) as folder:  # links need the same disk
+            measured = ways(model, given.only, given.builder, Path(folder))
+            if not given.builder.is_file():
+                print(f"without the builder: there is no {given.builder} (make peers builds it)")
+            runs: dict[str, list[dict[str, float]]] = {name: [] for name in measured}
+            for cycle in range(given.cycles):
+                first, *rest = measured
+                for name in [first, *(rest[::-1] if cycle % 2 else rest)]:
+                    runs[name].append(measured[name]())
+        show(Path(model).name, runs)
+
+
+def show(model: str, runs: dict[str, list[dict[str, float]]]) -> None:
+    """Medians, and ratios to the copy and to the builder's export of the same precision."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    print(f"{model}: {len(runs['fp32'])} cycles, load average {load:.2f}")
+    for name, each in runs.items():
+        line = f"  {name:20s} {median(each, 'seconds'):6.2f} s  {median(each, 'peak') / 2**20:6,.0f} MiB at most"
+        if "inside" in each[0]:
+            taken, forecast = median(each, "taken") / 2**20, median(each, "forecast") / 2**20
+            line += (
+                f", {taken:,.0f} beside the program (forecast: {forecast:,.0f}), {median(each, 'inside'):.2f} s of it"
             )
-            shutil.rmtree(out)
+            line += " exporting" + "".join(f", imported {what}" for what in each[0]["imported"])
+        for peer in (COPY, f"builder {name.split()[0]}"):
+            if name in OURS and peer in runs:
+                line += f"; {ratio(each, runs[peer], 'seconds'):.2f} of {peer}'s time"
+                if peer != COPY:
+                    line += f" and {ratio(each, runs[peer], 'peak'):.2f} of its memory"
+        print(line)
+
+
+def median(runs: list[dict[str, float]], key: str) -> float:
+    """Over the cycles."""
+    return statistics.median(run[key] for run in runs)
+
+
+def ratio(runs: list[dict[str, float]], others: list[dict[str, float]], key: str) -> float:
+    """The median of the ratios, cycle by cycle."""
+    return statistics.median(one[key] / other[key] for one, other in zip(runs, others, strict=True))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ BUILDER = {
     "mistral-window": WINDOW,  # no window in the graph
     "nemotron": LONE,  # 1 + w, epsilon
     "olmo": LONE,  # RMSNorm for LayerNorm
-    "phi": LONE,  # epsilon, erf GELU
+    "phi": LONE,  # epsilon
     "phi3-window": WINDOW,
     "qwen3-yarn": SECOND,  # correction range not rounded to whole dimensions
 }

@@ -46,12 +46,22 @@ WORDS: list[tuple[str, str, tuple[str, ...]]] = [
     ("export model a b", "usage-wrong", ("b", "paritas export --help")),
     ("export model out --forse", "usage-wrong", ("--forse", "--force")),
     ("export model out --target ort2", "option-unknown", ("--target", "'ort2'", "ort, onnx", "Did you mean ort?")),
+    ("export model out --metadata v2", "option-unknown", ("--metadata", "'v2'", "canonical-v1")),
     ("export model out --dtype fp23", "option-unknown", ("'fp23'", "Did you mean fp32?")),
     ("export model out --dtype xyz", "option-unknown", ("'xyz'", "one of fp32")),
-    ("export model out -p f16", "option-unsupported", ("--dtype f16", "--dtype fp32")),
-    ("export model out -p int4 -e cpu", "option-unsupported", ("--dtype int4", "--dtype fp32")),
-    ("export model out -e cuda", "option-unsupported", ("--ep cuda", "--ep cpu")),
-    ("export model out --ep cud", "option-unknown", ("'cud'", "Did you mean cpu?")),
+    ("export model out -p f16 --no-verify", "precision-unsupported", ("cpu", "--dtype int8", "--ep cuda")),
+    ("export model out -p bfloat16 --no-verify", "precision-unsupported", ("bf16", "--ep cuda")),
+    ("export model out -p q4 -t onnx --no-verify", "precision-unsupported", ("int4", "--target ort")),
+    ("export model out -p int4 --quant block=48", "quant-wrong", ("block=48", "16, 32, 64, 128")),
+    ("export model out --quant block=32", "quant-wrong", ("not for fp32", "--dtype int4")),
+    ("export model out -p 4bit --quant keep8=nowhere --no-verify", "quant-wrong", ("'nowhere'", "lm_head")),
+    ("export model out -p int4 --kl-budget 0", "budget-wrong", ("above 0", "--size-budget 90MB")),
+    ("export model out -p int4 --size-budget many", "budget-wrong", ("number of bytes",)),
+    ("export model out -p int4 --size-budget 1.2.3MB", "budget-wrong", ("number of bytes",)),
+    ("export model out -p int4 --size-budget 1,5GB", "budget-wrong", ("number of bytes",)),
+    ("export model out --kl-budget 0.1 --no-verify", "quant-wrong", ("fp32 has none", "--dtype int4")),
+    ("export model out -p int4 --size-budget 1kB --no-verify", "budget-unreachable", ("1,000", "smallest")),
+    ("export model out --ep cud", "option-unknown", ("'cud'", "Did you mean cuda?")),
     ("export model out --context 0", "usage-wrong", ("--context", "greater than or equal to 1")),
     ("export model out --context many", "usage-wrong", ("--context", "integer")),
     ("export model out --context 65 --no-verify", "context-too-long", ("--context 65", "64 positions")),
@@ -154,6 +164,7 @@ def test_an_unproven_package_gets_no_name(
             return {"verdict": verdict}
 
     monkeypatch.setattr("paritas.verify.run.verify", lambda *_, **__: Evidence())
+    monkeypatch.setattr("paritas.verify.levels.write_levels", lambda *_: ())
     monkeypatch.setattr("paritas.report.gather.of_export", lambda *_: None)
     monkeypatch.setattr("paritas.report.write.to_html", lambda _: "a page")
     out = tmp_path / "out"

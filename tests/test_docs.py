@@ -92,6 +92,8 @@ def world(shared_folder: Path) -> Path:
 
 
 def make_world(folder: Path) -> None:
+    import pairs
+    import quantised
     import tiny
 
     for checkpoint in ("SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct", "my-finetune"):
@@ -103,6 +105,10 @@ def make_world(folder: Path) -> None:
     values["text_config"]["max_position_embeddings"] = CONTEXT
     config.write_text(json.dumps(values))
     tiny_qwen3(folder / "Qwen3-0.6B")
+    pairs.tiny_target(folder / "gemma-4-E2B-it")
+    pairs.tiny_drafter(folder / "gemma-4-E2B-it-assistant", **pairs.CLUSTERS)
+    tiny_adapter(folder / "my-adapter")
+    quantised.write(folder / "my-finetune", folder / "my-finetune-gptq", quantised.gptq)
     tiny_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf")
     broken_package(folder / "gemma-3-270m", folder / "theirs")
     their_exporter(folder / "their-exporter")
@@ -131,6 +137,23 @@ def tiny_qwen3(folder: Path) -> None:
         **tiny.TOKEN_IDS,
     )
     tiny.save(folder, config, tiny.CHATML, [tiny.EOS, tiny.IM_END])
+
+
+def tiny_adapter(folder: Path) -> None:
+    """LoRA on the queries of two layers, as PEFT names it."""
+    import torch
+    from safetensors.torch import save_file
+
+    import tiny
+
+    torch.manual_seed(6)
+    parts = {"A": torch.randn(4, tiny.HIDDEN), "B": torch.randn(6 * tiny.HEAD_DIM, 4)}
+    modules = [f"base_model.model.model.layers.{layer}.self_attn.q_proj" for layer in range(2)]
+    tensors = {f"{module}.lora_{part}.weight": each / 9 for module in modules for part, each in parts.items()}
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    values = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": r"model\.layers\.[01]\.self_attn\.q_proj"}
+    (folder / "adapter_config.json").write_text(json.dumps(values))
 
 
 def tiny_gguf(file: Path) -> None:

@@ -84,13 +84,13 @@ def shares_of_the_neighbour(patch: pytest.MonkeyPatch) -> None:
 def shared_expert_without_its_gate(patch: pytest.MonkeyPatch) -> None:
     from paritas.graph import mlp
 
-    linear = mlp.linear
+    router = mlp.router
 
     def wrong(graph: Any, target: Any, name: str, *given: Any) -> Any:
-        y = linear(graph, target, name, *given)
+        y = router(graph, target, name, *given)
         return graph.op.Mul(y, graph.scalar(0.0, "zero.fp32")) if name == "shared_expert_gate" else y
 
-    patch.setattr(mlp, "linear", wrong)
+    patch.setattr(mlp, "router", wrong)
 
 
 def padding_is_convolved(patch: pytest.MonkeyPatch) -> None:

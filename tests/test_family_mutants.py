@@ -19,6 +19,7 @@ from paritas.spec import (
     Dynamic,
     Layer,
     LongRope,
+    Norms,
     Rope,
     Yarn,
 )
@@ -68,6 +69,12 @@ def in_all_norms(**change: object) -> Fault:
         return replace(layer, norm=replace(layer.norm, **change))  # type: ignore[arg-type]
 
     return in_layers(changed)
+
+
+def after_norms_swapped(layer: Layer) -> Layer:
+    norms = layer.norms
+    assert isinstance(norms, Norms)
+    return replace(layer, norms=replace(norms, after_attention=norms.after_mlp, after_mlp=norms.after_attention))
 
 
 def nope_the_wrong_way_round(patch: pytest.MonkeyPatch) -> None:
@@ -123,6 +130,10 @@ MUTANTS: Mapping[str, Mutant] = {
     "logits scale lost": Mutant("granite", in_spec(lambda spec: replace(spec, logits_scale=1.0)), LONE, 0, ONNX),
     "embedding multiplier lost": Mutant("granite", in_spec(lambda spec: replace(spec, embed_scale=1.0)), LONE, 0),
     "attention multiplier lost": Mutant("granite", in_attention(scale=lambda a: a.head_dim**-0.5), SECOND, 1),
+    "logits divided, as Granite's are": Mutant(
+        "hyperclovax", in_spec(lambda spec: replace(spec, logits_scale=1 / spec.logits_scale)), LONE, 0
+    ),
+    "norm of the other half's sum": Mutant("hyperclovax", in_layers(after_norms_swapped), LONE, 0, ONNX),
     "LayerNorm of weight without the 1": Mutant("nemotron", in_all_norms(offset=0.0), LONE, 0),
     "LayerNorm with another epsilon": Mutant("nemotron", in_all_norms(eps=1e-6), LONE, 0, ONNX),
     "relu without the square": Mutant("nemotron", in_mlp(activation=Activation.RELU), LONE, 0),

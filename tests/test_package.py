@@ -69,7 +69,9 @@ def test_files(package: Path) -> None:
         "README.md",
         "chat_template.jinja",
         "evidence/export.json",
+        "evidence/inference_metadata.json",
         "genai_config.json",
+        "inference_metadata.yaml",
         "model.onnx",
         "model.onnx.data",
         "tokenizer.json",
@@ -238,7 +240,8 @@ VERDICTS = {
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_card(verdict: str) -> None:
     facts = {"name": "a {b}", "version": "1", "source": "s", "model_type": "llama", "target": "ort", "dtype": "fp32"}
-    text = card({**facts, "verdict": verdict, "context": 131_072, "parameters": 1_000_000})
+    facts |= {"provider": "cpu", "recipe": "fp32", "stored": "fp32"}
+    text = card({**facts, "bytes": 4_000_000, "verdict": verdict, "context": 131_072, "parameters": 1_000_000})
     assert text.startswith("---\n")
     wanted = (f"**{verdict}**", VERDICTS[verdict], "# a {b}, ONNX", "131,072", "1,000,000")
     assert [part for part in wanted if part not in text] == []

@@ -273,7 +273,7 @@ def test_what_cannot_be_put_into_fp32_arithmetic_is_not_proven(
 
 
 def test_an_overflow_as_shipped_is_seen_although_the_graph_is_right(make: Callable[[Made], tuple[Path, Path]]) -> None:
-    evidence = judged(*make(Made("loud", "ort", half())))
+    evidence = judged(*make(Made("loud", "onnx", half())))
     verdicts = {record.id: record.verdict for record in evidence.probes}
     assert verdicts["short"] is Verdict.PROVEN
     assert verdicts["shipped"] is Verdict.DIVERGES

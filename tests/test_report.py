@@ -413,6 +413,18 @@ def test_an_export_keeps_the_page_of_its_proof(checkpoint: Callable[[str], Path]
     assert again.exit_code == 0, again.output
 
 
+def test_hidden_states_have_a_panel_of_their_own(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    words = ("--hidden-states", "0", "--hidden-states", "last", "--no-power", "--quiet")
+    done = paritas("export", checkpoint("llama"), tmp_path / "out", *words)
+    assert done.exit_code == 0, done.output
+    evidence = Evidence.model_validate_json((tmp_path / "out/evidence/evidence.json").read_text())
+    panel = next(each for each in heatmap(evidence).panels if each.title.startswith("hidden states"))
+    assert [row.label for row in panel.rows] == ["hidden_states.0", "hidden_states.2"]
+    record = next(each for each in evidence.probes if each.id == "hidden")
+    assert panel.length == len(record.differences[0].differences)
+    assert max(row.worst for row in panel.rows) == pytest.approx(record.worst_floors, rel=1e-2)
+
+
 def test_a_report_is_written_whole(reports: Reports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page, data = write(reports("right").report, tmp_path)
     before = page.read_bytes(), data.read_bytes()

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from paritas.config import Config
-from paritas.graph.rope import far, inverse_frequencies, stacked_tables, switch, tables
+from paritas.graph.rope import far, inverse_frequencies, stacked_table, switch, tables
 from paritas.spec import Linear, Llama3, LongRope, Rope
 
 ROWS = 16_384
@@ -213,12 +213,12 @@ def test_dynamic_scaling_at_every_kind_of_length(factor: float, dim: int) -> Non
 def test_a_graph_holds_the_near_rows_before_the_far_ones() -> None:
     rope = Rope(1e4, 8, LongRope((1.0, 1.5, 2.0, 2.5), (2.0, 4.0, 8.0, 16.0), 16, 1.2))
     assert (switch(rope, 64), switch(rope, 16), switch(rope, 8), switch(Rope(1e4, 8), 64)) == (16, None, None, None)
-    whole = stacked_tables(rope, 64, 0, 80)
-    for part, near, beyond in zip(whole, tables(rope, 0, 16), tables(far(rope), 0, 64), strict=True):
-        np.testing.assert_array_equal(part, np.concatenate([near, beyond]))
-    for block in ((0, 10), (10, 20), (16, 17), (30, 80)):
-        for part, full in zip(stacked_tables(rope, 64, *block), whole, strict=True):
-            np.testing.assert_array_equal(part, full[slice(*block)])
+    halves = (np.cos, np.sin)
+    for turned, near, beyond in zip(halves, tables(rope, 0, 16), tables(far(rope), 0, 64), strict=True):
+        whole = stacked_table(rope, 64, turned, 0, 80)
+        np.testing.assert_array_equal(whole, np.concatenate([near, beyond]))
+        for block in ((0, 10), (10, 20), (16, 17), (30, 80)):
+            np.testing.assert_array_equal(stacked_table(rope, 64, turned, *block), whole[slice(*block)])
 
 
 def test_a_row_does_not_depend_on_the_block_it_is_asked_in() -> None:

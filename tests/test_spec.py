@@ -32,7 +32,7 @@ from paritas.families import families, family_of
 from paritas.graph.builder import Graph
 from paritas.graph.decoder import build
 from paritas.graph.rope import far, inverse_frequencies, tables
-from paritas.spec import Attention, Decoder, Layer, LongRope
+from paritas.spec import Attention, Decoder, Layer, LongRope, Mlp
 from paritas.targets import TARGETS
 
 PUBLISHED = sorted(path.parent for path in Path(__file__).parent.glob("configs/*/config.json"))
@@ -80,7 +80,7 @@ def test_what_a_configuration_does_not_say_is_the_class_default(model_type: str)
     # Some classes leave these to the modeling code, which stumbles.
     if getattr(config, "num_key_value_heads", 1) is None:
         config.num_key_value_heads = config.num_attention_heads
-    if getattr(config, "head_dim", 1) is None:
+    if not config.is_heterogeneous and getattr(config, "head_dim", 1) is None:
         config.head_dim = config.hidden_size // config.num_attention_heads
     assert_built(read({"model_type": model_type}), config)
 
@@ -126,13 +126,19 @@ def assert_built(spec: Decoder, config: PreTrainedConfig) -> None:
     assert len(spec.layers) == len(modules)
     for index, module in enumerate(modules):
         assert_layer_built(spec.layers[index], index, module, config)
+    assert_keys_shared(spec, modules)
     assert_rotated(spec, model)
 
 
 def assert_parameters_used(spec: Decoder, model: PreTrainedModel) -> None:
-    """Every parameter of transformers' model is one of the graph's, in its shape, and the graph asks for no other."""
-    family = families()[model.config.model_type]
-    tensors = renamed({n: Shaped(n, tuple(p.shape)) for n, p in model.named_parameters()}, family.RENAMES)
+    """Every parameter of transformers' model is one of the graph's, in its shape, and the graph asks for no other.
+
+    Buffers count too, where a checkpoint has them.
+    """
+    family, stored = families()[model.config.model_type], model.state_dict().keys()
+    kept = {name: each for name, each in model.named_buffers() if name in stored}
+    theirs = dict(model.named_parameters()) | kept
+    tensors = renamed({name: Shaped(name, tuple(each.shape)) for name, each in theirs.items()}, family.RENAMES)
     target = TARGETS["onnx"]
     graph = Graph(tensors, target.opsets(spec))
     build(graph, spec, target, min(spec.context, 64))
@@ -153,7 +159,10 @@ def assert_layer_built(layer: Layer, index: int, module: Any, config: PreTrained
         assert layer.mixer.window == (window if slides else None)
         assert layer.mixer.softcap == getattr(theirs, "attn_logit_softcapping", None)
         epsilons |= {layer.mixer.qk_norm.eps} if layer.mixer.qk_norm else set()
+        assert (layer.mixer.keys_of is not None) == getattr(theirs, "is_kv_shared_layer", False)
     assert {epsilon(each) for each in norms(module)} - {None} <= epsilons
+    sparsity = getattr(getattr(module, "mlp", None), "activation_sparsity", 0.0)
+    assert sparsity == (layer.mlp.sparsity or 0.0 if isinstance(layer.mlp, Mlp) else 0.0)
     for act_fn in (
         child for name, child in module.named_modules() if name.endswith(("act_fn", "activation_fn", ".act"))
     ):
@@ -161,6 +170,18 @@ def assert_layer_built(layer: Layer, index: int, module: Any, config: PreTrained
             continue
         x = torch.linspace(-6, 6, 1001)
         assert torch.allclose(act_fn(x), ACT2FN[layer.mlp.activation.value](x), atol=1e-6)
+
+
+def assert_keys_shared(spec: Decoder, modules: Any) -> None:
+    """Layers without keys of their own take those of the layer that transformers marks, of the same kind."""
+    stores = {
+        layer.kind: index
+        for index, layer in enumerate(spec.layers)
+        if getattr(getattr(modules[index], "self_attn", None), "store_full_length_kv", False)
+    }
+    for layer in spec.layers:
+        if isinstance(layer.mixer, Attention) and layer.mixer.keys_of is not None:
+            assert layer.mixer.keys_of == stores[layer.kind]
 
 
 def norms(module: Any) -> list[Any]:
@@ -276,6 +297,21 @@ def test_a_rope_value_that_transformers_overlooks_is_refused() -> None:
     nested["full_attention"] = yarn | {"truncate": False}
     with pytest.raises(ParitasError, match="config-rope-ambiguous"):
         read({"model_type": "gemma3_text", "rope_parameters": nested})
+
+
+@pytest.mark.parametrize("beside", [{}, {"rope_theta": 7e3}])
+def test_one_rope_for_layers_of_two_kinds_is_read_where_transformers_computes_the_same(beside: dict[str, Any]) -> None:
+    """It passes over such an object, and goes on with the class's theta, or with that of the key beside it."""
+    values = {"model_type": "olmo3", **beside}
+    built = CLASSES["olmo3"](**values, rope_parameters={"rope_type": "default", "rope_theta": 7e3})
+    thetas = {kind: built.rope_parameters[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention")}
+    same = {"rope_type": "default", "rope_theta": 5e5}
+    assert thetas == {"full_attention": beside.get("rope_theta", 5e5), "sliding_attention": 5e5}
+    if not beside:
+        assert read(values | {"rope_parameters": same}) == read(values)
+    for other in ({"rope_theta": 7e3}, {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}):
+        with pytest.raises(ParitasError, match="config-rope-ambiguous"):
+            read(values | {"rope_parameters": same | other})
 
 
 @pytest.mark.parametrize("model_type", ["nemotron", "glm", "phi", "stablelm", "gpt_neox"])

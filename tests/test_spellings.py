@@ -18,6 +18,7 @@ SMALL = {"num_hidden_layers": 4, "hidden_size": 2560, "num_attention_heads": 160
 OTHERWISE = {
     "gptj": {"n_layer": 4, "n_embd": 2560, "n_head": 160, "n_positions": 96, "rotary_dim": 16},
     "helium": SMALL | {"head_dim": 16},
+    "gemma3n_text": SMALL | {"num_kv_shared_layers": 0},  # of 35 by default
 }
 DEFAULT = {"rope_type": "default", "rope_theta": 99.0}
 LINEAR = {"rope_type": "linear", "factor": 3.0}

@@ -100,6 +100,20 @@ def test_without_the_cache_nothing_is_kept(package: Path, checkpoint: Callable[[
     assert not cache.exists()
 
 
+def test_answers_with_power_are_answers_without_it(
+    package: Path, checkpoint: Callable[[str], Path], cache: Path
+) -> None:
+    opened = open_checkpoint(checkpoint("llama"))
+    first = memory.recall_truths(opened, power=True)
+    assert first.power
+    again = memory.recall_truths(opened, power=False)
+    assert again.ids.remembered
+    assert not again.power
+    assert len(list(cache.iterdir())) == 1
+    assert not memory.recall_truths(opened, context=64, power=False).ids.remembered
+    assert not memory.recall_truths(opened, context=64, power=True).ids.remembered
+
+
 def test_the_key_depends_on_all_that_the_answer_does(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -197,20 +197,30 @@ def save(folder: Path, config: PreTrainedConfig, template: str, eos: list[int]) 
 
 
 def randomize(model: PreTrainedModel) -> None:
-    """Every parameter: matrices that keep the size of what they are given, norms and biases far from their defaults."""
-    generator = torch.Generator().manual_seed(20261129)
+    """Every parameter: matrices that keep the size of what they are given, norms and biases far from their defaults.
+
+    Every buffer that a checkpoint holds too.
+    """
+    generator, stored = torch.Generator().manual_seed(20261129), model.state_dict().keys()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(0, spread(name, parameter), generator=generator)
             if "norm" in name and not name.endswith("bias") and not model.config.model_type.startswith(OFFSET_NORMS):
                 parameter.add_(1)
+        for name, buffer in model.named_buffers():
+            if name in stored and buffer.is_floating_point():
+                buffer.uniform_(0.6, 1.4, generator=generator)
 
 
 def spread(name: str, parameter: torch.Tensor) -> float:
+    if name.endswith("router.scale"):  # which a small number multiplies
+        return 9.0
     if parameter.ndim == 1 or name.endswith("bias"):
         return 0.3
     if "experts" in name:  # [experts, outputs, inputs]
         return parameter.shape[-1] ** -0.5
+    if "modality_router" in name:  # whose input is divided by its width
+        return parameter.shape[-1] ** 0.5
     return 0.15 if "embed" in name else parameter[0].numel() ** -0.5
 
 

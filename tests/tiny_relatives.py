@@ -25,6 +25,7 @@ from transformers import (
     GPTNeoXConfig,
     HeliumConfig,
     HunYuanDenseV1Config,
+    HyperCLOVAXConfig,
     InternLM3Config,
     Jais2Config,
     MinistralConfig,
@@ -38,7 +39,7 @@ from transformers import (
 )
 
 from tiny import CONTEXT, HIDDEN, LINEAR, LLAMA3, TOKEN_IDS, TURN_END, TURNS, VOCAB, WEIGHTS, WINDOW
-from tiny_dense import COMMON, DYNAMIC, THETA, UNTIED, YARN, of
+from tiny_dense import BIASES, COMMON, DYNAMIC, GRANITE, THETA, UNTIED, YARN, of
 
 
 def changed(values: Mapping[str, Any], *without: str, **changes: Any) -> dict[str, Any]:
@@ -237,6 +238,8 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
         attn_logit_softcapping=2.0,
         final_logit_softcapping=5.0,
     ),
+    "hyperclovax": of(HyperCLOVAXConfig, **changed(COMMON, hidden_size=102), **UNTIED, **BIASES, **GRANITE),
+    "hyperclovax-no-post-norm": of(HyperCLOVAXConfig, **changed(COMMON, hidden_size=102), use_post_norm=False),
     "apertus": of(ApertusConfig, **changed(COMMON, rope_parameters=LLAMA3), **UNTIED, attention_bias=True),
     "apertus-silu": of(ApertusConfig, **COMMON, hidden_act="silu"),
 }

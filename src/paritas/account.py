@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from paritas.checkpoint import Tensor
 from paritas.errors import ParitasError
-from paritas.families import text_name
+from paritas.families import text_name, without_keys
 from paritas.spec import Decoder
 from paritas.weights import Weight
 
@@ -46,13 +46,14 @@ def dropped(
     Args:
         tensors: under the text model's names.
         weights: of the graph.
-        spec: whether the head is tied.
+        spec: whether the head is tied, and which layers attend to another one's keys.
         rules: (pattern, reason), the family's and the person's.
 
     Raises:
         ParitasError: ``tensor-unused`` if no rule gives a reason; ``tied-head-differs``; and what a tensor raises whose
             stored type cannot be read.
     """
+    rules = [*rules, *without_keys(spec)]
     used = {source for weight in weights.values() for source in weight.sources}
     reasons: dict[str, str] = {}
     unexplained: list[str] = []

@@ -10,12 +10,14 @@ import typer
 import paritas
 from paritas import usage
 from paritas.commands.audit import audit
+from paritas.commands.bench import bench
 from paritas.commands.demo import demo
 from paritas.commands.diagnose import diagnose
 from paritas.commands.export import export
 from paritas.commands.families import families
 from paritas.commands.generate import generate
 from paritas.commands.inspect import inspect
+from paritas.commands.lint import lint
 from paritas.commands.shrink import shrink
 from paritas.commands.tap import tap
 from paritas.commands.verify import verify
@@ -28,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for each in (export, verify, audit, diagnose, tap, shrink, generate, inspect, families, demo):
+for each in (export, verify, audit, lint, diagnose, tap, shrink, generate, bench, inspect, families, demo):
     app.command()(each)
 
 

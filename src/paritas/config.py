@@ -1,16 +1,14 @@
 """Reads config.json. Every key is asked for, or is listed as without effect and why; any other key is an error."""
 
-import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from paritas.errors import ParitasError, Unsupported
-from paritas.spec import Activation, Dynamic, Linear, Llama3, LongRope, Pairing, Rope, Scaling, Yarn
+from paritas.scalings import KINDS_OF_LAYERS, ORIGINAL, PARTIAL, SCALINGS, Reader
+from paritas.spec import Activation, Pairing, Rope
 
 _LARGEST = 2**53  # what every reader of JSON holds exactly
-_ORIGINAL = "original_max_position_embeddings"
-_PARTIAL = "partial_rotary_factor"
 _FLAT_THETAS = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
 _ACTIVATIONS: Mapping[str, Activation] = {
     **{activation.value: activation for activation in Activation},
@@ -69,8 +67,8 @@ class Config:
 
     def count(self, key: str, default: int) -> int:
         """An integer from 0."""
-        value = self.optional(key)
-        return 0 if value == 0 and type(value) is int else self.integer(key, default)
+        value = self._value(key, default)
+        return 0 if value == 0 and type(value) is int else self._integer(key, value)
 
     def optional_integer(self, key: str, default: int | None) -> int | None:
         """A positive integer. An explicit null is an answer, None; an absent key is the default."""
@@ -164,6 +162,19 @@ class Config:
             raise self.wrong("layer_types", kinds, wanted)
         return tuple(words)
 
+    def keys_of(self, kinds: Sequence[str], default: int) -> tuple[int | None, ...]:
+        """For each layer the earlier one whose keys and values it takes; None where it has its own.
+
+        ``num_kv_shared_layers`` last ones take those of the last other layer of their kind.
+        """
+        shared = self.count("num_kv_shared_layers", default)
+        own = kinds[: max(len(kinds) - shared, 0)]
+        if missing := sorted(set(kinds) - set(own)):
+            wanted = f"so few that a layer of the kind {missing[0]} is left before them"
+            raise self.wrong("num_kv_shared_layers", shared, wanted)
+        last = {kind: index for index, kind in enumerate(own)}
+        return tuple(None if index < len(own) else last[kind] for index, kind in enumerate(kinds))
+
     def rope(
         self,
         head_dim: int,
@@ -174,7 +185,7 @@ class Config:
         original: int | None = None,
         pairing: Pairing = Pairing.HALVES,
         aliases: Mapping[str, str] | None = None,
-        flat: tuple[str, str] = ("rope_theta", _PARTIAL),
+        flat: tuple[str, str] = ("rope_theta", PARTIAL),
         default: Mapping[str, Any] | None = None,
     ) -> Rope:
         """The RoPE of a model whose layers share one.
@@ -197,13 +208,13 @@ class Config:
         values = dict(self._object("rope_scaling") or parameters)
         values.setdefault("rope_theta", self.number(flat[0], default_theta))
         if default_partial is not None:
-            values.setdefault(_PARTIAL, self.number(flat[1], default_partial))
-            head_dim = int(head_dim * self._number(f"RoPE {_PARTIAL}", values.pop(_PARTIAL)))
+            values.setdefault(PARTIAL, self.number(flat[1], default_partial))
+            head_dim = int(head_dim * self._number(f"RoPE {PARTIAL}", values.pop(PARTIAL)))
         kind = values.get("rope_type") or values.get("type")
         if aliases is not None and isinstance(kind, str) and kind in aliases:
             kind = values["rope_type"] = aliases[kind]
         if original is not None and kind in ("llama3", "yarn", "longrope"):
-            values[_ORIGINAL] = original
+            values[ORIGINAL] = original
         return self._rope(values, head_dim, context, pairing)
 
     def ropes_by_kind(
@@ -215,7 +226,10 @@ class Config:
         ones have no scaling, and a theta by the key in ``flat``, or the default one if that has no key for them.
         """
         nested: dict[str, dict[str, Any]] = {kind: {} for kind in default_thetas}
-        for kind, values in self._object("rope_parameters").items():
+        given = self._object("rope_parameters")
+        none: Mapping[str, Any] = {}
+        one = none if any(isinstance(values, dict) for values in given.values()) else given
+        for kind, values in (none if one else given).items():
             if kind not in nested or not isinstance(values, dict):
                 raise self.wrong("rope_parameters", kind, f"one object for each of {', '.join(nested)}")
             nested[kind] = dict(cast(dict[str, Any], values))
@@ -238,7 +252,50 @@ class Config:
         for kind, values in nested.items():
             theta = self.number(flat[kind], default_thetas[kind]) if kind in flat else default_thetas[kind]
             values.setdefault("rope_theta", theta)
+            if any(value != values.get(key, "default") for key, value in one.items()):
+                raise ParitasError(
+                    "config-rope-ambiguous",
+                    f"rope_parameters is one object, which transformers passes over: {kind} has {values}",
+                    place=self._at("rope_parameters"),
+                    hint=f"Write an object for each of {', '.join(nested)}, with the values that it was trained with.",
+                )
         return {kind: self._rope(values, dim, context) for kind, values in nested.items()}
+
+    def ropes_of_kinds(
+        self, dims: Mapping[str, int], context: int, default: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, Rope]:
+        """A RoPE for each layer type, of heads that differ between them: nested ``rope_parameters``, or the default.
+
+        Args:
+            dims: layer type -> head_dim.
+            context: ``max_position_embeddings``.
+            default: the class's ``rope_parameters``.
+        """
+        given = default if self.optional("rope_parameters") is None else self._object("rope_parameters")
+        unknown = set(given) - set(default)
+        if unknown or not all(isinstance(given.get(kind), dict) for kind in dims):
+            raise self.wrong("rope_parameters", given, f"one object for each of {', '.join(dims)}")
+        return {kind: self._rope(given[kind], dim, context, scalings=KINDS_OF_LAYERS) for kind, dim in dims.items()}
+
+    def overrides(self, key: str, depth: int, allowed: Sequence[str]) -> dict[int, dict[str, int]] | None:
+        """``per_layer_config``, transformers' spelling of what differs between layers: layer -> key -> integer.
+
+        None if the configuration does not say; an explicit null says that nothing differs.
+        """
+        value = self.optional(key)
+        if key not in self.values:
+            return None
+        if not isinstance(value, dict | None):
+            raise self.wrong(key, value, "an object")
+        found: dict[int, dict[str, int]] = {}
+        for layer, changes in cast(dict[str, Any], value or {}).items():
+            if not layer.isdecimal() or int(layer) >= depth or not isinstance(changes, dict):
+                raise self.wrong(key, layer, f"an object for the number of a layer, under {depth}")
+            if set(cast(dict[str, Any], changes)) - set(allowed):
+                raise self.wrong(key, changes, f"{' and '.join(allowed)} of a layer")
+            inner = Config(cast(dict[str, Any], changes), f"{self._at(key)}, layer {layer}")
+            found[int(layer)] = {name: inner.integer(name, None) for name in inner.values}
+        return found
 
     def finish(self, ignored: Sequence[str] = ()) -> dict[str, str]:
         """Account for every key; returns key -> why it has no effect, of those that were not read.
@@ -272,19 +329,26 @@ class Config:
             )
         return {key: reasons[key] for key in sorted(self.values) if reasons[key] != "read"}
 
-    def _rope(self, values: Mapping[str, Any], dim: int, context: int, pairing: Pairing = Pairing.HALVES) -> Rope:
+    def _rope(
+        self,
+        values: Mapping[str, Any],
+        dim: int,
+        context: int,
+        pairing: Pairing = Pairing.HALVES,
+        scalings: Mapping[str, Reader] = SCALINGS,
+    ) -> Rope:
         inner = Config(values, f"{self.place}, RoPE")
         words = (inner.optional("rope_type"), inner.optional("type"))
         kind = words[0] or words[1] or "default"
-        if not isinstance(kind, str) or kind not in _SCALINGS:
+        if not isinstance(kind, str) or kind not in scalings:
             raise Unsupported(
                 "rope-type-unsupported",
-                f"rope_type {kind!r}; supported here: {', '.join(_SCALINGS)}",
+                f"rope_type {kind!r}; supported here: {', '.join(scalings)}",
                 place=self.place,
                 hint="This RoPE scaling is not implemented. Nothing was written.",
             )
         theta = inner.number("rope_theta", None)
-        scaling = _SCALINGS[kind](inner, dim, context)
+        scaling = scalings[kind](inner, dim, context)
         if left := sorted(set(values) - set(inner.accounted)):
             raise ParitasError(
                 "config-key-unread",
@@ -316,6 +380,22 @@ class Config:
         if any(type(each) is not int or each < 0 for each in numbers):
             raise self.wrong(key, value, "a list of layer numbers")
         return frozenset(numbers)
+
+    def integers(self, key: str, count: int, default: int) -> tuple[int, ...]:
+        """A list of ``count`` positive integers, or one for all."""
+        value = self._value(key, default)
+        each = cast(list[Any], value) if isinstance(value, list) else [value] * count
+        if len(each) != count:
+            raise self.wrong(key, value, f"a positive integer, or a list of {count} of them")
+        return tuple(self._integer(key, one) for one in each)
+
+    def shares(self, key: str, default: Sequence[float]) -> tuple[float, ...]:
+        """A list of as many numbers from 0 to below 1 as ``default`` has."""
+        value = self._value(key, list(default))
+        each = cast(list[Any], value) if isinstance(value, list) else []
+        if len(each) != len(default) or not all(_is_number(one) and 0 <= one < 1 for one in each):
+            raise self.wrong(key, value, f"a list of {len(default)} numbers from 0 to below 1")
+        return tuple(map(float, each))
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
         """A list of ``count`` positive numbers."""
@@ -369,62 +449,3 @@ class Config:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _linear(rope: Config, dim: int, context: int) -> Scaling:
-    return Linear(rope.needed("factor"))
-
-
-def _dynamic(rope: Config, dim: int, context: int) -> Scaling:
-    if dim == 2:
-        raise rope.wrong("dim", dim, "more than 2 elements of a head, for dynamic scaling")
-    return Dynamic(rope.needed("factor"), context)
-
-
-def _llama3(rope: Config, dim: int, context: int) -> Scaling:
-    return Llama3(
-        factor=rope.needed("factor"),
-        low_freq_factor=rope.needed("low_freq_factor"),
-        high_freq_factor=rope.needed("high_freq_factor"),
-        original_context=rope.integer(_ORIGINAL, context),
-    )
-
-
-def _yarn(rope: Config, dim: int, context: int) -> Scaling:
-    factor = rope.needed("factor")
-    mscales = [rope.number(key, None) for key in ("mscale", "mscale_all_dim") if rope.optional(key)]
-    over, under = mscales if len(mscales) == 2 else (1.0, 0.0)  # one alone is without effect
-    return Yarn(
-        factor=factor,
-        original_context=rope.integer(_ORIGINAL, context),
-        beta_fast=rope.number("beta_fast", 32),
-        beta_slow=rope.number("beta_slow", 1),
-        truncate=rope.flag("truncate", True),
-        attention_factor=rope.number("attention_factor", _mscale(factor, over) / _mscale(factor, under)),
-    )
-
-
-def _mscale(factor: float, weight: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-
-def _longrope(rope: Config, dim: int, context: int) -> Scaling:
-    original = rope.integer(_ORIGINAL, context)
-    factor = rope.number("factor", context / original)
-    attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
-    return LongRope(
-        short=rope.numbers("short_factor", dim // 2),
-        long=rope.numbers("long_factor", dim // 2),
-        original_context=original,
-        attention_factor=rope.number("attention_factor", attention_factor),
-    )
-
-
-_SCALINGS: Mapping[str, Callable[[Config, int, int], Scaling | None]] = {
-    "default": lambda rope, dim, context: None,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "llama3": _llama3,
-    "yarn": _yarn,
-    "longrope": _longrope,
-}

@@ -1,21 +1,31 @@
 """Steps 1 to 5 of an export: everything that is known before a weight is read."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from paritas import account
-from paritas.checkpoint import Checkpoint
+from paritas import account, layout, providers
+from paritas.checkpoint import Checkpoint, Tensor
 from paritas.checkpoint.opening import text_only
 from paritas.config import Config
+from paritas.drafters import MODEL_TYPES as DRAFTERS
 from paritas.errors import ParitasError, Unsupported
 from paritas.families import Family, family_of
 from paritas.graph.builder import Graph
 from paritas.graph.decoder import build
+from paritas.graph.narrow import narrow
+from paritas.hidden import LAST, layers
+from paritas.layout import Layout
+from paritas.measuring.choose import Budget
+from paritas.metadata.dialect import Dialect
+from paritas.package import link
 from paritas.package.genai_config import genai_config, token_ids
 from paritas.package.tokenizer import tokenizer_files
+from paritas.quant.recipe import Recipe
 from paritas.spec import Decoder
 from paritas.targets import Target
+from paritas.weights import Stack, Weight
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,14 @@ class Options:
         ignore_keys: configuration keys that are declared without effect.
         force: replace an existing package.
         allow_unproven: keep a package whose verdict is not ``proven``.
+        recipe: what matrices are stored as.
+        provider: the execution provider that the package is for.
+        budget: what bits of matrices are chosen by; those of the recipe are the fewest.
+        hidden_states: layers whose hidden states the graph gives too: numbers, or ``last``.
+        drafter: a checkpoint that guesses ahead of this one, to be written beside it.
+        metadata: which inference_metadata.yaml the package gets.
+        last_logits: the graph gives the logits of the last position alone, unless a call asks for more.
+        layout: how the matrices of fp32 lie, and where.
     """
 
     text_only: bool = False
@@ -39,6 +57,14 @@ class Options:
     ignore_keys: Sequence[str] = ()
     force: bool = False
     allow_unproven: bool = False
+    recipe: Recipe = field(default_factory=Recipe)
+    provider: str = providers.HERE
+    budget: Budget | None = None
+    hidden_states: Sequence[str] = ()
+    drafter: str | Path | None = None
+    metadata: Dialect = Dialect.DEFAULT
+    last_logits: bool = False
+    layout: Layout = Layout.FAST
 
 
 @dataclass(frozen=True)
@@ -49,12 +75,15 @@ class Plan:
     spec: Decoder
     graph: Graph
     target: Target
+    recipe: Recipe
+    provider: str
     context: int
     dropped: Mapping[str, str]
     ignored_keys: Mapping[str, str]
     files: Mapping[str, bytes]
     runtime_config: Mapping[str, Any]
     lost_defaults: Mapping[str, Any]
+    layout: Layout
 
     @property
     def model_type(self) -> str:
@@ -71,30 +100,46 @@ class Plan:
         return found
 
     @property
+    def stored(self) -> dict[str, list[str]]:
+        """How matrices are stored -> their names; matrices of experts, which no recipe asks about, among them."""
+        found: dict[str, list[str]] = {}
+        experts = {n: w for n, w in self.graph.weights.items() if isinstance(w, Stack) and len(w.shape) == 3}
+        for name, weight in (*self.graph.matrices.items(), *experts.items()):
+            found.setdefault(str(weight.storage), []).append(name)
+        return found
+
+    @property
     def bytes(self) -> int:
         """Of the data file, without padding."""
-        return sum(weight.bytes for weight in self.graph.weights.values())
+        return sum(weight.bytes for weight in self.written.values())
+
+    @property
+    def written(self) -> Mapping[str, Weight]:
+        """What has to be written; the rest lies in the checkpoint's own files."""
+        linked = self.layout is Layout.LINK
+        return {name: each for name, each in self.graph.weights.items() if not (linked and link.usable(each))}
 
     @property
     def parameters(self) -> int:
         """Numbers that come from the checkpoint."""
-        return sum(weight.bytes // 4 for weight in self.graph.weights.values() if weight.sources)
+        return sum(weight.parameters for weight in self.graph.weights.values())
 
 
 def prepare(checkpoint: Checkpoint, target: Target, options: Options) -> Plan:
     """Steps 1 to 5: spec, accounting, graph. Reads no weight."""
+    providers.check(options.provider, options.recipe.dtype)
     checkpoint = _text_model(checkpoint, options)
     config = Config(checkpoint.config, checkpoint.config_place)
     family = family_of(config)
-    config.must_be("quantization_config", (None,), "quantised checkpoints have to be dequantised first")
     config.must_be("is_encoder_decoder", (None, False), "only decoders are exported")
     spec = read_spec(family, config)
     ignored = config.finish(options.ignore_keys)
     target.check(spec)
+    recipe = _recipe(options, spec, target)
+    target = layout.target_for(options.layout, target, recipe)
     context = _context(spec, options.context)
     tensors = account.renamed(checkpoint.tensors, family.RENAMES)
-    graph = Graph(tensors, target.opsets(spec))
-    build(graph, spec, target, context)
+    graph = _graph(tensors, spec, target, recipe, context, options)
     rules = [*family.DROPPED, *((pattern, "declared without effect (--drop)") for pattern in options.drop)]
     runtime_config, lost = genai_config(
         graph.ir,
@@ -104,22 +149,52 @@ def prepare(checkpoint: Checkpoint, target: Target, options: Options) -> Plan:
         checkpoint.generation,
         shared_buffer=target.shares_cache_buffers(spec),
         context=context,
+        session_options=_session_options(options),
     )
     return Plan(
         checkpoint=checkpoint,
         spec=spec,
         graph=graph,
         target=target,
+        recipe=recipe,
+        provider=options.provider,
         context=context,
         dropped=account.dropped(tensors, graph.weights, spec, rules),
         ignored_keys=ignored,
         files=tokenizer_files(checkpoint.tokenizer_files, str(checkpoint.path)) if options.tokenizer else {},
         runtime_config=runtime_config,
         lost_defaults=lost,
+        layout=options.layout,
     )
 
 
+def _graph(
+    tensors: Mapping[str, Tensor], spec: Decoder, target: Target, recipe: Recipe, context: int, options: Options
+) -> Graph:
+    graph = Graph(tensors, target.opsets(spec), recipe.storage)
+    build(graph, spec, target, context, layers(spec, wanted_states(options)), last_logits=options.last_logits)
+    narrow(graph, recipe.activations)
+    recipe.check_names(graph.matrices)
+    return graph
+
+
+def _session_options(options: Options) -> dict[str, Any]:
+    return {"provider_options": [*providers.options(options.provider)], **layout.session_entries(options.layout)}
+
+
+def wanted_states(options: Options) -> Sequence[str]:
+    """A drafter is seeded with the last hidden state."""
+    return (*options.hidden_states, *([LAST] if options.drafter is not None else []))
+
+
 def _text_model(checkpoint: Checkpoint, options: Options) -> Checkpoint:
+    if checkpoint.config.get("model_type") in DRAFTERS:
+        raise Unsupported(
+            "drafter-alone",
+            "the checkpoint is a drafter: it guesses ahead of another model, and answers nothing alone",
+            place=checkpoint.config_place,
+            hint="paritas export TARGET OUT --drafter CHECKPOINT writes it beside the model that it was trained for.",
+        )
     if not options.text_only and isinstance(checkpoint.config.get("text_config"), dict):
         raise Unsupported(
             "checkpoint-multimodal",
@@ -128,6 +203,20 @@ def _text_model(checkpoint: Checkpoint, options: Options) -> Checkpoint:
             hint="--text-only exports its text half.",
         )
     return text_only(checkpoint) if options.text_only else checkpoint
+
+
+def _recipe(options: Options, spec: Decoder, target: Target) -> Recipe:
+    wanted = options.recipe
+    if options.budget is not None:
+        wanted.check_integers()
+    if (reason := target.cannot_store(wanted.matrices)) is not None:
+        raise Unsupported(
+            "precision-unsupported",
+            f"target {target.name} writes no {wanted.dtype}: {reason}",
+            hint=f"--target ort --dtype {wanted.dtype}, or --dtype fp32.",
+        )
+    wanted = wanted.with_tied_head() if spec.tied_head else wanted
+    return wanted if options.provider == providers.HERE else wanted.with_narrow_activations()
 
 
 def read_spec(family: Family, config: Config) -> Decoder:

@@ -8,8 +8,10 @@ import psutil
 
 from paritas.errors import ParitasError
 from paritas.package.staging import existing_parent
+from paritas.package.stream import WAITING_BYTES
 from paritas.weights import BLOCK_BYTES, Weight
 
+_BESIDE = 32 << 20  # of memory: the graph, a small tokenizer that is loaded whole
 _SLACK = 64 << 20  # graph, tokenizer, evidence, alignment
 
 
@@ -29,8 +31,7 @@ def check_resources(out: Path, data_bytes: int, weights: Mapping[str, Weight]) -
             place=str(disk),
             hint="Free some space, or choose an output on another disk.",
         )
-    largest = max((weight.bytes for weight in weights.values() if weight.whole), default=0)
-    memory = 2 * largest + 4 * BLOCK_BYTES
+    memory = memory_forecast(weights)
     available = psutil.virtual_memory().available
     if available < memory:
         raise ParitasError(
@@ -38,3 +39,14 @@ def check_resources(out: Path, data_bytes: int, weights: Mapping[str, Weight]) -
             f"the largest matrix needs {memory:,} bytes of memory and {available:,} are available",
             hint="Close other programs.",
         )
+
+
+def memory_forecast(weights: Mapping[str, Weight], files: Mapping[str, bytes] | None = None) -> int:
+    """Bytes that an export takes beside the program itself.
+
+    The largest matrix that is needed whole, while the one before it is still being written; blocks; the tokenizer's
+    files, whose tokens are looked through; the graph.
+    """
+    largest = max((4 * weight.size for weight in weights.values() if weight.whole), default=0)
+    tokenizer = sum(map(len, (files or {}).values()))
+    return 2 * largest + WAITING_BYTES + 4 * BLOCK_BYTES + 3 * tokenizer + _BESIDE

@@ -8,89 +8,15 @@ no layer can inherit another one's by accident. Tensor names are the ones that a
 from dataclasses import dataclass
 from enum import StrEnum
 
-
-@dataclass(frozen=True)
-class Linear:
-    """Linear RoPE scaling: every frequency divided by ``factor``."""
-
-    factor: float
-
-
-@dataclass(frozen=True)
-class Dynamic:
-    """NTK scaling: theta grows with the length of the call, from ``original_context`` positions on."""
-
-    factor: float
-    original_context: int
-
-
-@dataclass(frozen=True)
-class Llama3:
-    """Llama 3's RoPE scaling: low frequencies divided by ``factor``, high ones kept, a ramp between the two bands."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_context: int
-
-
-@dataclass(frozen=True)
-class Yarn:
-    """YaRN: a ramp over the pairs, from frequencies that are kept to frequencies divided by ``factor``.
-
-    Attributes:
-        factor: of the slow pairs.
-        original_context: positions of the training before.
-        beta_fast, beta_slow: turns within the original context at which the ramp begins and ends.
-        truncate: the ramp's ends are whole pairs.
-        attention_factor: multiplies cosines and sines.
-    """
-
-    factor: float
-    original_context: int
-    beta_fast: float
-    beta_slow: float
-    truncate: bool
-    attention_factor: float
-
-
-@dataclass(frozen=True)
-class LongRope:
-    """LongRoPE: frequencies divided one by one, by ``long`` in a call that reaches beyond ``original_context``.
-
-    The switch concerns every position of the call; cached keys stay as they were rotated. ``attention_factor``
-    multiplies cosines and sines on both sides of it.
-    """
-
-    short: tuple[float, ...]
-    long: tuple[float, ...]
-    original_context: int
-    attention_factor: float
-
-
-Scaling = Linear | Dynamic | Llama3 | Yarn | LongRope
-
-
-class Pairing(StrEnum):
-    """Which two numbers of a head are rotated as a pair."""
-
-    HALVES = "halves"  # i and i + dim / 2: rotate_half
-    NEIGHBOURS = "neighbours"  # 2 i and 2 i + 1
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding over the first ``dim`` of a head; what lies behind them is not rotated."""
-
-    theta: float
-    dim: int
-    scaling: Scaling | None = None
-    pairing: Pairing = Pairing.HALVES
-
-    @property
-    def attention_factor(self) -> float:
-        """What multiplies cosines and sines."""
-        return self.scaling.attention_factor if isinstance(self.scaling, Yarn | LongRope) else 1.0
+from paritas.ropes import Dynamic as Dynamic
+from paritas.ropes import Linear as Linear
+from paritas.ropes import Llama3 as Llama3
+from paritas.ropes import LongRope as LongRope
+from paritas.ropes import Pairing as Pairing
+from paritas.ropes import Proportional as Proportional
+from paritas.ropes import Rope as Rope
+from paritas.ropes import Scaling as Scaling
+from paritas.ropes import Yarn as Yarn
 
 
 class Activation(StrEnum):
@@ -106,10 +32,11 @@ class Activation(StrEnum):
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm in fp32: ``x * rsqrt(mean(x^2) + eps) * (weight + offset)``."""
+    """RMSNorm in fp32: ``x * rsqrt(mean(x^2) + eps) (* (weight + offset))``."""
 
     eps: float
     offset: float = 0.0
+    weight: bool = True
 
 
 @dataclass(frozen=True)
@@ -191,6 +118,10 @@ class Attention:
         packed: the tensor that holds the three projections, if they are not three.
         sinks: each head has a score of its own, ``sinks`` [heads], that takes its share of the softmax and gives no
             value.
+        values_are_keys: values are what ``k_proj`` gives, before any norm and RoPE; there is no ``v_proj``.
+        v_norm: of each head of the values.
+        keys_of: the earlier layer whose keys and values, as they are cached, this one attends to. Such a layer has
+            queries alone, and no cache.
     """
 
     heads: int
@@ -206,6 +137,9 @@ class Attention:
     clip: float | None = None
     packed: Packed | None = None
     sinks: bool = False
+    values_are_keys: bool = False
+    v_norm: Norm | None = None
+    keys_of: int | None = None
 
 
 @dataclass(frozen=True)
@@ -229,12 +163,17 @@ Mixer = Attention | ShortConvolution
 
 @dataclass(frozen=True)
 class Mlp:
-    """Gated MLP: ``down(activation(gate(x)) * up(x))``; ``packed`` names the module that holds gate, then up."""
+    """Gated MLP: ``down(activation(gate(x)) * up(x))``; ``packed`` names the module that holds gate, then up.
+
+    With a ``sparsity``, gates that do not stand out come to zero before the activation: each token's own less the
+    ``sparsity`` quantile of a normal distribution with their mean and (population) standard deviation.
+    """
 
     width: int
     activation: Activation
     bias: bool = False
     packed: str | None = None
+    sparsity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -276,6 +215,7 @@ class Experts:
         bias: of the router and of every expert.
         stacking: of tensors that hold all experts.
         shared: an MLP for every token beside them, times ``sigmoid(shared_expert_gate(x))``, one number a token.
+        scaled: ``per_expert_scale`` [experts] multiplies what each gives.
     """
 
     count: int
@@ -286,10 +226,46 @@ class Experts:
     bias: bool = False
     stacking: Stacking = Stacking.ROWS
     shared: Mlp | None = None
+    scaled: bool = False
 
 
-FeedForward = Mlp | PlainMlp | Experts
-"""What works on each position of a layer alone, under ``mlp``."""
+@dataclass(frozen=True)
+class MlpAndExperts:
+    """A gated MLP and experts of the same stream, each with norms of its own, added up: under ``mlp`` and ``experts``.
+
+    ``after_mlp(mlp(x)) + after_experts(experts(before_experts(stream)))``, where ``x`` is what the layer's norm before
+    the MLP makes of the stream. ``router`` scores experts: ``proj(norm(stream) * router_scale)``, where the norm is an
+    RMSNorm whose weight is ``scale``.
+
+    Attributes:
+        mlp, experts: the two.
+        router_scale: as above.
+        after_mlp, before_experts, after_experts: names of the norms.
+    """
+
+    mlp: Mlp
+    experts: Experts
+    router_scale: float
+    after_mlp: str = "post_feedforward_layernorm_1"
+    before_experts: str = "pre_feedforward_layernorm_2"
+    after_experts: str = "post_feedforward_layernorm_2"
+
+    @property
+    def width(self) -> int:
+        """Of the MLP."""
+        return self.mlp.width
+
+    @property
+    def activation(self) -> Activation:
+        """Of the MLP."""
+        return self.mlp.activation
+
+
+MlpModule = Mlp | PlainMlp | Experts
+"""What the module ``mlp`` of a layer may be."""
+
+FeedForward = MlpModule | MlpAndExperts
+"""What works on each position of a layer alone."""
 
 
 @dataclass(frozen=True)
@@ -313,6 +289,25 @@ class ParallelNorms:
     before_mlp: str
 
 
+@dataclass(frozen=True)
+class Laurel:
+    """Sandwich norms with a learned augmented residual, under ``laurel``, beside the mixer, of the same normed ``n``.
+
+    ``x = (x + after(mixer(n)) + n + post_laurel_norm(linear_right(linear_left(n)))) / sqrt(2)``; the MLP as in
+    :class:`Norms`.
+
+    Attributes:
+        rank: numbers between its two linear layers.
+        before_attention, after_attention, before_mlp, after_mlp: names of the norms.
+    """
+
+    rank: int
+    before_attention: str = "input_layernorm"
+    after_attention: str = "post_attention_layernorm"
+    before_mlp: str = "pre_feedforward_layernorm"
+    after_mlp: str = "post_feedforward_layernorm"
+
+
 PRE_NORMS = Norms(before_attention="input_layernorm", before_mlp="post_attention_layernorm")
 POST_NORMS = Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
 SANDWICH_NORMS = Norms(
@@ -322,6 +317,64 @@ SANDWICH_NORMS = Norms(
     after_mlp="post_feedforward_layernorm",
 )
 SHARED_NORM = ParallelNorms(before_attention="input_layernorm", before_mlp="input_layernorm")
+
+
+@dataclass(frozen=True)
+class PerLayerInputs:
+    """An input of each token to each layer, of the token's id and of its embedding.
+
+    ``(norm(projection(embedding) * projection_scale) + table[id] * token_scale) * scale``, where ``table`` is
+    ``embed_tokens_per_layer`` and holds the rows of all layers one after the other, ``projection`` is
+    ``per_layer_model_projection`` and ``norm`` is ``per_layer_projection_norm``, of each layer's input by itself.
+
+    Attributes:
+        width: of the input to one layer.
+        vocab: rows of the table.
+        token_scale, projection_scale, scale: as above.
+        norm: as above.
+        outside: the id that is looked up for ids without a row; None if every id has one.
+    """
+
+    width: int
+    vocab: int
+    token_scale: float
+    projection_scale: float
+    scale: float
+    norm: Norm
+    outside: int | None = None
+
+
+@dataclass(frozen=True)
+class PerLayerGate:
+    """What a layer makes of its :class:`PerLayerInputs`: ``norm(projection(activation(gate(x)) * input))``.
+
+    ``per_layer_input_gate`` and ``per_layer_projection``, then ``post_per_layer_input_norm``, of the layer's kind.
+    """
+
+    width: int
+    activation: Activation
+
+
+@dataclass(frozen=True)
+class AltUp:
+    """Alternating updates: the model has several residual streams, and each layer computes with one of them.
+
+    Under ``altup``, a layer predicts its streams, ``s_j + sum_k c_jk s_k``, computes with the active one, and corrects
+    each by its share of what came of that, ``p_j + (1 + d_j) (computed - p_active)``. ``c`` and ``d`` are
+    ``prediction_coefs`` and ``correction_coefs`` of ``tanh(modality_router(router_norm(x) / hidden))``, where ``x`` is
+    the active stream before and the computed one after. What a layer makes of its per-layer input is added to all
+    streams but the first. ``altup_projections`` make streams of the embedding, and ``altup_unembed_projections`` one
+    stream of them for the final norm.
+
+    Attributes:
+        streams: how many.
+        active: which of them layers compute with.
+        correct_scale: ``correct_output_scale`` [hidden] multiplies the active stream that gates the per-layer input.
+    """
+
+    streams: int
+    active: int = 0
+    correct_scale: bool = True
 
 
 @dataclass(frozen=True)
@@ -335,14 +388,18 @@ class Layer:
         norm: the kind of all norms of the layer.
         norms: their names and places, which are also the layer's wiring.
         residual_scale: multiplies what is added to the residual stream.
+        per_layer: how the layer takes its per-layer input, if it has one.
+        scalar: ``layer_scalar`` [1] multiplies the stream behind the layer.
     """
 
     kind: str
     mixer: Mixer
     mlp: FeedForward
     norm: AnyNorm
-    norms: Norms | ParallelNorms
+    norms: Norms | ParallelNorms | Laurel
     residual_scale: float = 1.0
+    per_layer: PerLayerGate | None = None
+    scalar: bool = False
 
     @property
     def attention(self) -> Attention:
@@ -370,6 +427,8 @@ class Decoder:
         softcap: cap of the final logits, ``cap * tanh(x / cap)``.
         tied_head: the head is the embedding table.
         head_bias: the head has a bias.
+        per_layer: what layers are given beside the residual stream.
+        altup: how layers are wired to several residual streams; None if there is one.
     """
 
     vocab: int
@@ -382,6 +441,8 @@ class Decoder:
     softcap: float | None = None
     logits_scale: float = 1.0
     head_bias: bool = False
+    per_layer: PerLayerInputs | None = None
+    altup: AltUp | None = None
 
     @property
     def reach(self) -> int:
@@ -390,3 +451,37 @@ class Decoder:
         scalings = [rope.scaling for rope in ropes if rope is not None]
         factors = [scaling.factor for scaling in scalings if isinstance(scaling, Dynamic)]
         return int(self.context * max(factors, default=1.0))
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Logits of the tokens of the likeliest clusters alone; all others lie one below the least of those.
+
+    Attributes:
+        count: clusters, of equal size; ``token_ordering`` [vocab] lists the tokens of the first, then of the second.
+        chosen: clusters whose tokens are scored, by ``centroids`` [count, hidden].
+    """
+
+    count: int
+    chosen: int
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A small decoder that guesses ahead of a target, with the target's keys and values and no cache of its own.
+
+    It is given the target's (scaled) embedding of the last token beside the target's last hidden state, then beside its
+    own: ``post_projection`` of its normed state; ``pre_projection`` makes one of the two. Its position does not move
+    while it guesses.
+
+    Attributes:
+        target_hidden: width of the target's residual stream.
+        decoder: its layers; ``keys_of`` counts in ``borrowed``.
+        borrowed: the kinds of the target's layers whose keys and values it reads, those of the last of each kind.
+        clusters: None if every token is scored.
+    """
+
+    target_hidden: int
+    decoder: Decoder
+    borrowed: tuple[str, ...]
+    clusters: Clusters | None

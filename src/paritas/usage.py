@@ -2,22 +2,37 @@
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from typer.core import TyperGroup
 
 from paritas.console import Screen
-from paritas.errors import Exit, ParitasError, Unsupported
+from paritas.errors import Exit, ParitasError
 from paritas.outcome import PIPE_CLOSED
 
-DTYPES = {"fp32": "fp32", "f32": "fp32", "float32": "fp32", "float": "fp32"}
-LATER_DTYPES = ("fp16", "f16", "float16", "half", "bf16", "bfloat16", "int8", "q8", "int4", "q4")
+if TYPE_CHECKING:
+    from paritas.measuring.choose import Budget
+
+_DTYPES = {
+    "fp32": ("f32", "float32", "float"),
+    "fp16": ("f16", "float16", "half"),
+    "bf16": ("bfloat16", "brain"),
+    "int8": ("i8", "q8", "8bit", "8-bit"),
+    "int4": ("i4", "q4", "4bit", "4-bit"),
+}
+DTYPES = {word: dtype for dtype, others in _DTYPES.items() for word in (dtype, *others)}
+LAYOUTS = {"fast": "fast", "load": "load", "link": "link"}
+LOGITS = {"all": "all", "last": "last"}
 TARGETS = {"ort": "ort", "onnxruntime": "ort", "genai": "ort", "onnx": "onnx"}
-PROVIDERS = {"cpu": "cpu"}
-LATER_PROVIDERS = ("cuda", "webgpu", "dml")
+PROVIDERS = {"cpu": "cpu", "cuda": "cuda", "webgpu": "webgpu", "dml": "dml", "directml": "dml"}
+METADATA = {"default": "default", "onnx-genai": "default", "canonical-v1": "canonical-v1", "none": "none"}
+# A comma or a _ stands between groups of three digits alone: 1,5GB would be read as 15 GB.
+_BYTES = re.compile(r"((?:[0-9]+|[0-9]{1,3}(?:[,_][0-9]{3})+)(?:\.[0-9]+)?) *([kmg]?)i?b?")
 # Options of other exporters -> what to type here.
 _ELSEWHERE: dict[str, str] = dict.fromkeys(
     ("-m", "--model", "-i", "--input"), "MODEL is the first word: paritas export MODEL OUT"
@@ -52,27 +67,44 @@ def _wrong_usage(error: Exception, message: str) -> ParitasError:
     return ParitasError("usage-wrong", message, hint=_ELSEWHERE.get(option, f"{command} --help"))
 
 
-def choose(option: str, word: str, known: dict[str, str], later: tuple[str, ...] = ()) -> str:
+def choose(option: str, word: str, known: dict[str, str]) -> str:
     """The value that ``word`` spells.
 
     Raises:
-        Unsupported: ``option-unsupported``, for what a later version will know.
         ParitasError: ``option-unknown``, with the closest word.
     """
     if (plain := word.lower()) in known:
         return known[plain]
-    if plain in later:
-        raise Unsupported(
-            "option-unsupported",
-            f"--{option} {word} is not implemented in this version",
-            hint=f"Use --{option} {next(iter(known))}.",
-        )
     close = difflib.get_close_matches(plain, known, n=1)
     raise ParitasError(
         "option-unknown",
         f"--{option} knows no {word!r}; it is one of {', '.join(dict.fromkeys(known.values()))}",
         hint=f"Did you mean {close[0]}?" if close else "",
     )
+
+
+def budget(kl: float | None, size: str | None) -> "Budget | None":
+    """What ``--kl-budget`` and ``--size-budget`` ask for; None if neither is given.
+
+    Raises:
+        ParitasError: ``budget-wrong``.
+    """
+    from paritas.measuring.choose import Budget
+
+    if kl is None and size is None:
+        return None
+    found = None if size is None else _BYTES.fullmatch(size.strip().lower())
+    if (kl is not None and (size is not None or not kl > 0)) or (size is not None and found is None):
+        raise ParitasError(
+            "budget-wrong",
+            "a budget is a mean KL divergence above 0 nats, or a number of bytes, and not both",
+            hint="--kl-budget 0.02, or --size-budget 90MB",
+        )
+    if found is None:
+        return Budget(kl=kl)
+    unit = 1024 if "i" in (size or "").lower() else 1000
+    number = Decimal(found[1].replace(",", "").replace("_", ""))
+    return Budget(bytes=int(number * unit ** " kmg".index(found[2] or " ")))
 
 
 def one_output(argument: Path | None, option: Path | None) -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from mutants.mutant import Mutant, Topic
 
 OF_A_TOPIC = {
-    Topic.ROPE: r"rope-(factor|bands|scaling|theta|table|attention-factor|dimension|of-another)",
+    Topic.ROPE: r"rope-(factor|bands|scaling|theta|table|attention-factor|dimension|of-another|switch|long-factors)",
     Topic.MASK: r"window|mask",
     Topic.ATTENTION: r"attention-scale",
     Topic.NORM: r"norm",
@@ -83,7 +83,7 @@ OF_A_KIND: dict[str, Sequence[str]] = {
     "a token does not see itself": [r"mask"],
     "causal mask from the upper left corner": [r"mask|position"],
     "bias that was never set is noise": [r"weight-noise|bias"],
-    "clipping of q, k and v ignored": [r"clip"],
+    "clipping of q, k and v ignored": [r"(qkv-)?clip"],
     "attention sinks dropped": [r"sink"],
     "epsilon of the class": [EPSILON],
     "epsilon of the final norm alone": [EPSILON],

@@ -130,6 +130,18 @@ def neurons_reordered(model: onnx.ModelProto) -> None:
     values(r"down_proj\.weight$", lambda weight: weight[::-1])(model)
 
 
+def experts_reordered(model: onnx.ModelProto) -> None:
+    """The experts back to front, and the router's columns with them."""
+    values(r"mlp\.experts\.\w+\.(weight|bias)$", lambda stack: stack[::-1])(model)
+    values(r"mlp\.gate\.(weight|bias)$", lambda columns: columns[..., ::-1])(model)
+
+
+def norm_doubled(model: onnx.ModelProto) -> None:
+    """What each norm before attention gives is doubled, and q, k and v take half of it."""
+    after(using(r"input_layernorm\.weight$"), "Mul", np.float32(2))(model)
+    values(r"self_attn\.[qkv]_proj\.weight$", lambda weight: weight / 2)(model)
+
+
 def cast_and_back(model: onnx.ModelProto) -> None:
     """Through fp64 behind each o_proj."""
     last = both(of("MatMul"), using(r"o_proj\.weight"))
@@ -194,6 +206,8 @@ SAME: dict[str, tuple[Change | None, Sequence[tuple[str, str]]]] = {
     "neighbours rotated, with their rows": (neighbours_with_their_rows, [("llama", "ort"), ("mistral", "onnx")]),
     "query heads of a group in another order": (heads_reordered, [("llama", "onnx")]),
     "neurons in another order": (neurons_reordered, [("qwen2", "ort")]),
+    "experts in another order, with their router": (experts_reordered, [("qwen3_moe", "onnx"), ("gpt_oss", "ort")]),
+    "norms doubled, projections halved": (norm_doubled, [("qwen2", "onnx")]),
     "through fp64 and back": (cast_and_back, [("llama", "ort")]),
     "nodes in another order": (nodes_in_another_order, [("gemma3", "onnx"), ("llama", "ort")]),
     "a bias of zeros": (add_of_zero, [("llama", "onnx")]),

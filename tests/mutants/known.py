@@ -64,6 +64,8 @@ PLACES: dict[str, Where] = {
     "keys and values swapped": (Topic.WEIGHT, PROJECTIONS, None),
     "residual multiplier lost": (Topic.NUMBER, r"\[residual|\[to|norm|mlp|o_proj", None),
     "logits scale lost": (Topic.NUMBER, r"lm_head|logits", None),
+    "logits divided, as Granite's are": (Topic.NUMBER, r"lm_head|logits", None),
+    "norm of the other half's sum": (Topic.NORM, NORMS, None),
     "embedding multiplier lost": (Topic.NUMBER, r"embed_tokens", None),
     "attention multiplier lost": (Topic.ATTENTION, ATTENTION, None),
     "LayerNorm of weight without the 1": (Topic.NORM, NORMS, None),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paritas.audit.masks import causal, hides_padding, integers
-from paritas.audit.sites import Site, Trail
+from paritas.audit.sites import Site, Trail, shares_keys
 from paritas.audit.told import UNKNOWN, ToldLayer, Unknown
 from paritas.audit.view import View
 from paritas.audit.windows import mask_of, window_at
@@ -140,8 +140,10 @@ def _causal(view: View, site: Site) -> bool | Unknown:
 
 
 def _hides_padding(view: View, site: Site) -> bool | Unknown:
+    """Of padding on the left; keys that GroupQueryAttention has cached know none of that."""
     mask = mask_of(site)
-    found = None if mask is None or site.operator == "GroupQueryAttention" else hides_padding(view, mask)
+    lengths = "GroupQueryAttention" in (site.operator, shares_keys(view, site))
+    found = None if mask is None or lengths else hides_padding(view, mask)
     return UNKNOWN if found is None else found
 
 

@@ -12,7 +12,7 @@ from paritas.checkpoint import Checkpoint, Tensor
 from paritas.checkpoint.opening import text_only
 from paritas.config import Config
 from paritas.errors import ParitasError, Unsupported
-from paritas.families import Family, family_of, text_name
+from paritas.families import Family, family_of, text_name, without_keys
 from paritas.spec import Decoder
 
 # Buffers that old checkpoints store and transformers computes.
@@ -71,7 +71,7 @@ def expected(checkpoint: Checkpoint) -> Expected:
         if error.code not in _UNREAD:
             raise
         return Expected(checkpoint, checkpoint.tensors, None, _without_spec(error), _BUFFERS)
-    dropped = (*_BUFFERS, *(pattern for pattern, _ in family.DROPPED))
+    dropped = (*_BUFFERS, *(pattern for pattern, _ in (*family.DROPPED, *without_keys(spec))))
     return Expected(checkpoint, one_by_one(_renamed(checkpoint.tensors, family), spec), spec, None, dropped)
 
 

@@ -35,7 +35,7 @@ def _embedding(view: View, made: Mapping[str, Provenance], told: Told) -> Iterat
         if record is None or not any(_EMBEDDING in name for name in _names(record)):
             continue
         folded = record.near[0].factor if record.near and not record.quantized else 1.0
-        got = folded * _following_scale(view, node.output[0])
+        got = folded * following_scale(view, node.output[0])
         short = record.dtype in ("fp16", "bf16")
         close = 2**-8 if short else _CLOSE
         if not math.isclose(got, told.embed_scale, rel_tol=close):
@@ -55,7 +55,8 @@ def _names(record: Provenance) -> Iterator[str]:
     yield from (other for part in record.parts for other in part.also)
 
 
-def _following_scale(view: View, name: str) -> float:
+def following_scale(view: View, name: str) -> float:
+    """What a value is multiplied by before anything else becomes of it; 1 if by nothing."""
     for _ in range(4):
         takers = view.takers.get(name, [])
         for node, _ in takers:

@@ -1,11 +1,13 @@
 """What a person sees of an audit: one screen, errors first."""
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
-from paritas.audit.finding import Finding
+from paritas.audit.finding import ORDER, Finding
 from paritas.audit.run import Audit
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
@@ -20,16 +22,19 @@ def render(audit: Audit) -> RenderableType:
         Text.from_markup(f"  [dim]weights[/]  {_plain(census)}"),
     ]
     for finding in audit.findings:
-        parts += _lines(finding)
-    counts = ", ".join(
-        f"{sum(f.severity == word for f in audit.findings)} {word}s" for word in ("error", "warning", "note")
-    )
-    colour = "red" if audit.exit_code else "green"
-    parts.append(Text.from_markup(f"[{colour}]{counts}[/] [dim]in {audit.seconds:.1f} s[/]"))
+        parts += lines(finding)
+    parts.append(counted(audit.findings, audit.exit_code).append(f" in {audit.seconds:.1f} s", style="dim"))
     return Group(*parts)
 
 
-def _lines(finding: Finding) -> list[RenderableType]:
+def counted(findings: Sequence[Finding], exit_code: int) -> Text:
+    """How many of each severity."""
+    counts = ", ".join(f"{sum(f.severity == word for f in findings)} {word}s" for word in ORDER)
+    return Text.assemble((counts, "red" if exit_code else "green"))
+
+
+def lines(finding: Finding) -> list[RenderableType]:
+    """A finding: what and where, the fact, the remedy."""
     colour = _COLOURS[finding.severity]
     return [
         Text.from_markup(

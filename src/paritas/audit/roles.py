@@ -1,7 +1,7 @@
 """What a weight is used for against what it is: queries from q_proj, of the layer whose cache they meet."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from paritas.audit.finding import Finding, layer_of
 from paritas.audit.identity import Identity, Provenance
@@ -17,12 +17,17 @@ _NAMED = re.compile(r"[._](q|k|v)_?proj\.weight$")
 
 
 def role_findings(
-    identity: Identity, made: Mapping[str, Provenance], found: Sequence[Site], ways: Sequence[Written]
+    identity: Identity,
+    tensors: Container[str],
+    made: Mapping[str, Provenance],
+    found: Sequence[Site],
+    ways: Sequence[Written],
 ) -> Iterator[Finding]:
     """Projections whose values go where another one's belong.
 
     Args:
         identity: where every initializer comes from.
+        tensors: names that the checkpoint has; where it has no ``v_proj``, values are what ``k_proj`` gives.
         made: those of a known origin, by name.
         found: attention operators.
         ways: written-out attentions.
@@ -31,12 +36,17 @@ def role_findings(
     used = {tensor for record in identity.initializers for tensor in record.tensors}
     for stored, role, layer, tensor in uses:
         named = _NAMED.search(tensor)
-        if named and named[1] != role:
+        if named and named[1] != role and _renamed(tensor, named, role) in tensors:
             yield swapped(stored, f"the attention takes {tensor} for {role}")
         elif layer is not None and (other := layer_of(tensor)) is not None and other != layer:
             own = tensor.replace(f".{other}.", f".{layer}.", 1)
             if own in used:  # a layer without a projection of its own shares another one's
                 yield swapped(stored, f"the attention of layer {layer} takes {tensor}, {own} is used elsewhere")
+
+
+def _renamed(tensor: str, named: re.Match[str], role: str) -> str:
+    """The tensor beside it that has the role."""
+    return f"{tensor[: named.start(1)]}{role}{tensor[named.end(1) :]}"
 
 
 Use = tuple[str, str, int | None, str]

@@ -22,7 +22,7 @@ from paritas.audit.told import Told, Unknown
 from paritas.audit.view import PASSES, View
 from paritas.graph.rope import far, inverse_frequencies, switch, tables
 from paritas.runtime.stored import Stored
-from paritas.spec import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
+from paritas.spec import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Yarn
 
 Rows = NDArray[np.float32]
 _ULP = {"fp32": 2**-23, "fp64": 2**-23, "fp16": 2**-10, "bf16": 2**-7}
@@ -254,16 +254,18 @@ def estimate(table: Table) -> str:
 
 def formula(frequencies: Rows) -> str:
     """Theta and factor of inverse frequencies: their logarithms lie on a line, whose slope and offset these are."""
+    turning = int(np.count_nonzero(frequencies)) or len(frequencies)
     with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(frequencies.astype(np.float64))
+        logs = np.log(frequencies[:turning].astype(np.float64))
     if not np.isfinite(logs).all() or len(logs) < 2:
         return "angles that are no RoPE's"
-    x = np.arange(len(logs)) / len(logs)
+    x = np.arange(len(logs)) / len(frequencies)
     slope = float(((x - x.mean()) * (logs - logs.mean())).sum() / ((x - x.mean()) ** 2).sum())
     offset = float(logs.mean() - slope * x.mean())
     if np.abs(slope * x + offset - logs).max() < 1e-3:
         factor = math.exp(-offset)
-        return _words(math.exp(-slope), 1.0 if abs(factor - 1) < 2e-3 else factor)
+        known = _words(math.exp(-slope), 1.0 if abs(factor - 1) < 2e-3 else factor)
+        return known + _standing(turning, len(frequencies))
     return f"frequencies scaled by band (from {frequencies[0]:.4g} to {frequencies[-1]:.4g} radians a position)"
 
 
@@ -284,6 +286,13 @@ def words(rope: Rope) -> str:
         case LongRope(original_context=original, attention_factor=attention):
             scaling = f"LongRoPE from {original:,} positions, attention factor {attention:.4g}"
             return f"{_words(rope.theta, 1.0)} with {scaling}"
+        case Proportional(pairs, factor):
+            return _words(rope.theta, factor) + _standing(pairs, rope.dim // 2)
+
+
+def _standing(turning: int, pairs: int) -> str:
+    """Of a RoPE most of whose pairs do not turn."""
+    return "" if turning == pairs else f", the first {turning} of {pairs} pairs turning"
 
 
 def _words(theta: float, factor: float) -> str:

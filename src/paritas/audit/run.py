@@ -33,7 +33,7 @@ from paritas.audit.told import Told, Unknown
 from paritas.audit.view import View
 from paritas.audit.weights import spec_offsets, weight_findings
 from paritas.audit.written import before_operators, written
-from paritas.checkpoint import open_checkpoint
+from paritas.checkpoint import Checkpoint, open_checkpoint
 from paritas.errors import Exit
 from paritas.progress import Progress, silent
 from paritas.runtime.package import Package, open_package
@@ -81,7 +81,7 @@ class Audit:
         }
 
 
-def audit(package: Path, model: str | Path, progress: Progress = silent) -> Audit:
+def audit(package: Path, model: str | Path | Checkpoint, progress: Progress = silent) -> Audit:
     """Audit ``package`` against the checkpoint ``model``.
 
     Raises:
@@ -110,7 +110,7 @@ def audit(package: Path, model: str | Path, progress: Progress = silent) -> Audi
     if not every_rotation_read(attending, told):
         found += frequency_findings(frequencies, told)
     found += weight_findings(view, identity, wanted)
-    found += role_findings(identity, made, operators, [*ways, *products])
+    found += role_findings(identity, wanted.tensors, made, operators, [*ways, *products])
     found += attention_findings(attending, told, dtype, context)
     found += norm_findings(list(norm_sites(view, made)), made, told, dtype)
     found += activation_findings(view, made, told)

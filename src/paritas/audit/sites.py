@@ -20,6 +20,7 @@ NORMS = frozenset(
 )
 PROJECTIONS = frozenset({"MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "FusedGemm"})
 _FUSED = {"GroupQueryAttention": 3, "MultiHeadAttention": 6, "Attention": 4}  # operator -> its input of past keys
+ATTENDS = frozenset(_FUSED)
 _COS = {"GroupQueryAttention": 7}
 
 
@@ -146,7 +147,7 @@ def _trail(view: View, name: str) -> Trail:
             break
         if node.op_type in PROJECTIONS:
             return Trail(_weight(view, node), tuple(reversed(steps)), scale, rotary, outputs)
-        step = _step(view, node)
+        step = _shared(steps, name, node) if node.op_type in _FUSED else _step(view, node)
         if step is None:
             break
         last = name
@@ -159,6 +160,24 @@ def _trail(view: View, name: str) -> Trail:
         if node.op_type == "Split":
             outputs = list(node.output).index(last)
     return Trail(None, tuple(reversed(steps)), scale, rotary, outputs)
+
+
+def _shared(steps: list[str], name: str, node: onnx.NodeProto) -> tuple[str, str, float] | None:
+    """Keys and values that another layer's operator has cached are what came to it, and what it did to them."""
+    if name not in node.output[1:3]:
+        return None
+    keys = name == node.output[1]
+    if keys and attributes(node).get("do_rotary"):
+        steps.append("rotary")
+    if keys and node.op_type == "GroupQueryAttention" and any(node.input[14:16]):
+        steps.append("norm")
+    return "", node.input[1 if keys else 2], 1.0
+
+
+def shares_keys(view: View, site: Site) -> str | None:
+    """The operator of another layer that has cached the keys of this one; None if it is one by itself."""
+    maker = view.maker.get(site.node.input[1])
+    return maker.op_type if maker is not None and maker.op_type in _FUSED else None
 
 
 def _weight(view: View, node: onnx.NodeProto) -> str | None:

@@ -39,6 +39,7 @@ class ToldLayer:
         eps: of the layer's norms.
         activation: of its MLP.
         gated: the activation is multiplied by a second projection.
+        sparsity: the share of gates that are zero before the activation.
         residual_scale: multiplies what its two halves add to the residual stream.
     """
 
@@ -55,6 +56,7 @@ class ToldLayer:
     eps: float | Unknown = UNKNOWN
     activation: Activation | Unknown = UNKNOWN
     gated: bool | Unknown = UNKNOWN
+    sparsity: float | Unknown | None = UNKNOWN
     residual_scale: float | Unknown = UNKNOWN
 
 
@@ -112,6 +114,7 @@ def _of_layer(layer: Layer) -> ToldLayer:
         eps=layer.norm.eps,
         activation=activation if isinstance(activation, Activation) else UNKNOWN,
         gated=gated,
+        sparsity=getattr(layer.mlp, "sparsity", None),
         residual_scale=layer.residual_scale,
     )
     if not isinstance(layer.mixer, Attention):  # pyright: ignore[reportUnnecessaryIsInstance] - a convolution, say
@@ -131,6 +134,7 @@ def _of_layer(layer: Layer) -> ToldLayer:
         eps=common.eps,
         activation=common.activation,
         gated=common.gated,
+        sparsity=common.sparsity,
         residual_scale=common.residual_scale,
     )
 

@@ -24,9 +24,9 @@ def weight_findings(view: View, identity: Identity, expected: Expected) -> Itera
     yield from _rows(identity)
     yield from _permuted(identity, expected)
     yield from _named_wrongly(identity)
-    yield from _unexplained(view, identity)
+    yield from _unexplained(view, identity, expected)
     yield from _unused(identity, expected)
-    yield from _twice(identity)
+    yield from _twice(view, identity)
 
 
 def _places(found: Sequence[str]) -> str:
@@ -106,7 +106,7 @@ def spec_offsets(expected: Expected) -> dict[str, float]:
     for index, layer in enumerate(spec.layers):
         prefix = f"model.layers.{index}"
         for name in vars(layer.norms).values():
-            if name is not None:
+            if isinstance(name, str):
                 found[f"{prefix}.{name}.weight"] = layer.norm.offset
         heads = getattr(layer.mixer, "qk_norm", None)  # a mixer that is no attention has none
         if isinstance(heads, QkNorm):
@@ -195,9 +195,11 @@ def swapped(where: str, fact: str) -> Finding:
     return Finding("weight-swapped", "error", where, fact, "Put each tensor into its own place.")
 
 
-def _unexplained(view: View, identity: Identity) -> Iterator[Finding]:
+def _unexplained(view: View, identity: Identity, expected: Expected) -> Iterator[Finding]:
     unused: dict[tuple[int, ...], str] = {
-        (identity.sources[name].rows, identity.sources[name].columns): name for name in identity.unused
+        (identity.sources[name].rows, identity.sources[name].columns): name
+        for name in identity.unused
+        if not expected.is_dropped(name)
     }
     for record in identity.initializers:
         if record.parts and not (record.rest and len(record.zero) < record.rest):
@@ -294,11 +296,13 @@ def _unused(identity: Identity, expected: Expected) -> Iterator[Finding]:
             )
 
 
-def _twice(identity: Identity) -> Iterator[Finding]:
+def _twice(view: View, identity: Identity) -> Iterator[Finding]:
     holders: dict[str, list[Provenance]] = defaultdict(list)
     for record in identity.initializers:
         if len(record.tensors) == 1 and _is_whole(record, identity):
-            holders[record.tensors[0]].append(record)
+            places = [view.tensors[other.name].place for other in holders[record.tensors[0]]]
+            if view.tensors[record.name].place not in places:  # the same bytes in another shape are stored once
+                holders[record.tensors[0]].append(record)
     for tensor, records in holders.items():
         extra = sum(record.bytes for record in records[1:])
         if extra > 1 << 10:

@@ -10,6 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+@dataclass(frozen=True)
+class Extent:
+    """Bytes ``[offset, offset + length)`` of a file, which are numbers of ``dtype`` in a row."""
+
+    path: Path
+    offset: int
+    length: int
+    dtype: str
+
+
 class Tensor(ABC):
     """A tensor of a checkpoint. Nothing is read before :meth:`rows` is called, and only those rows then.
 
@@ -28,6 +38,11 @@ class Tensor(ABC):
     @abstractmethod
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
         """Rows ``[start, stop)`` along the first axis, widened to fp32. Exact for every stored float type."""
+
+    def extent(self, start: int, stop: int) -> Extent | None:
+        """Where rows ``[start, stop)`` lie as they are; None where they are made of something else."""
+        del start, stop
+        return None
 
     def read(self) -> NDArray[np.float32]:
         """The whole tensor in fp32."""
@@ -52,6 +67,9 @@ class Checkpoint:
         generation: the values of generation_config.json; empty if there is none.
         tokenizer_files: name -> content of each tokenizer file of the package (tokenizer.json, tokenizer_config.json,
             chat_template.jinja, ...); empty if the checkpoint has no tokenizer.
+        adapter: folder of the PEFT adapter that is merged into the tensors; None if there is none.
+        quantised: transformers' word for how the weights are stored (``gptq``) that the tensors are dequantised from;
+            None if they are stored as they are.
     """
 
     path: Path
@@ -61,3 +79,5 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
     generation: Mapping[str, Any]
     tokenizer_files: Mapping[str, bytes]
+    adapter: Path | None = None
+    quantised: str | None = None

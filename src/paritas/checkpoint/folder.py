@@ -14,7 +14,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 SHARDS = "model-*.safetensors"
 ADAPTER = "adapter_config.json"
-_MERGE = "An adapter is no model: merge it into its base model (merge_and_unload), save that, and give its folder."
+_BASE = "An adapter is no model: give its base model, and this folder as --adapter."
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -44,8 +44,13 @@ def open_folder(folder: Path) -> Checkpoint:
         config_place=str(config),
         tensors=_tensors(folder),
         generation=read_json(generation) if generation.is_file() else {},
-        tokenizer_files={name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()},
+        tokenizer_files=tokenizer_files(folder),
     )
+
+
+def tokenizer_files(folder: Path) -> dict[str, bytes]:
+    """Name -> content of the tokenizer files that are there."""
+    return {name: (folder / name).read_bytes() for name in TOKENIZER_FILES if (folder / name).is_file()}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -82,7 +87,7 @@ def _tensors(folder: Path) -> Mapping[str, Tensor]:
 def _instead_of_config(folder: Path) -> str:
     """The next step for a folder that is something else than a checkpoint."""
     if (folder / ADAPTER).is_file():
-        return _MERGE
+        return _BASE
     if files := sorted(folder.glob("*.gguf")):
         return f"Give the file itself: {files[0]}"
     return "Give the folder that save_pretrained or a Hub download made, or a .gguf file."
@@ -94,7 +99,7 @@ def _instead_of_weights(folder: Path) -> str:
     if shards := sorted(name for name in found if fnmatchcase(name, SHARDS)):
         return f"Fetch {INDEX}, which says what is in {shards[0]} and its like."
     if ADAPTER in found or "adapter_model.safetensors" in found:
-        return _MERGE
+        return _BASE
     if others := sorted(name for name in found if name.endswith(".safetensors")):
         return f"If {others[0]} holds them, name it {SINGLE}."
     if pickled := sorted(name for name in found if name.endswith((".bin", ".pt", ".pth"))):

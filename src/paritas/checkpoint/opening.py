@@ -6,24 +6,28 @@ from pathlib import Path
 
 from paritas.checkpoint.base import Checkpoint
 from paritas.checkpoint.folder import open_folder
+from paritas.checkpoint.quantised import dequantised
 from paritas.errors import ParitasError
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _WANTED = ("*.json", "*.safetensors", "*.jinja")
 
 
-def open_checkpoint(model: str | Path) -> Checkpoint:
+def open_checkpoint(model: str | Path | Checkpoint) -> Checkpoint:
     """Open a checkpoint.
 
     Args:
-        model: a folder as transformers saves it, a ``.gguf`` file, or a Hub id (``google/gemma-3-270m-it``).
+        model: a folder as transformers saves it, a ``.gguf`` file, or a Hub id (``google/gemma-3-270m-it``); a
+            checkpoint that is open already (:func:`with_adapter`) is given back.
 
     Raises:
         ParitasError: ``checkpoint-missing``, and what the reader of each kind raises.
     """
+    if isinstance(model, Checkpoint):
+        return model
     path = locate(model)
     if path.is_dir():
-        checkpoint = open_folder(path)
+        checkpoint = dequantised(open_folder(path))
         # A Hub id lies in a folder whose name is a commit: it is called by its id.
         return checkpoint if Path(model).expanduser().exists() else dataclasses.replace(checkpoint, name=str(model))
     if path.suffix.lower() == ".gguf":
@@ -36,6 +40,19 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
         place=str(path),
         hint="Give the checkpoint's folder, a .gguf file, or a Hub id.",
     )
+
+
+def with_adapter(model: str | Path, adapter: Path | None) -> Path | Checkpoint:
+    """Where a model is, or, opened, what a PEFT adapter makes of it.
+
+    Raises:
+        ParitasError: ``checkpoint-missing``; and as :func:`paritas.checkpoint.adapter.adapted`.
+    """
+    if adapter is None:
+        return locate(model)
+    from paritas.checkpoint.adapter import adapted
+
+    return adapted(open_checkpoint(model), adapter)
 
 
 def locate(model: str | Path) -> Path:

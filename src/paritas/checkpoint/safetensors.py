@@ -8,17 +8,22 @@ import json
 import math
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from paritas.checkpoint.base import Tensor
+from paritas.checkpoint.base import Extent, Tensor
 from paritas.errors import ParitasError, Unsupported
 
 _WIDTHS = {"BF16": 2, "F16": 2, "F32": 4}
+_FLOATS: Mapping[str, Any] = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
+_CODES = {"I64": "<i8", "I32": "<i4", "I8": "<i1", "U8": "<u1", "F8_E4M3": "<u1"}  # integers, as numpy calls them
+_BYTES = {**_WIDTHS, **{dtype: int(code[-1]) for dtype, code in _CODES.items()}}
 _LENGTH = 8  # bytes of the header's length, before the header
 _HEADER_LIMIT = 100_000_000  # the format's own limit
 _FETCH = "Fetch the file again: it is not what its writer wrote."
@@ -42,11 +47,35 @@ class SafetensorsTensor(Tensor):
                 "tensor-dtype-unsupported",
                 f"{self.name} is stored as {self.dtype}; supported: {', '.join(_WIDTHS)}",
                 place=self.place,
-                hint="Quantised checkpoints have to be dequantised first.",
+                hint="Quantised weights are read where config.json has a quantization_config that explains them.",
             )
         row = _WIDTHS[self.dtype] * int(np.prod(self.shape[1:], dtype=np.int64))
         data = _pread(self.path, self.offset + start * row, (stop - start) * row)
         return _widen(data, self.dtype).reshape(stop - start, *self.shape[1:])
+
+    def codes(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Rows ``[start, stop)`` of a quantised tensor as they are stored: integers, or the bits of fp8.
+
+        Raises:
+            Unsupported: ``tensor-dtype-unsupported``: it is stored as something else.
+        """
+        if self.dtype not in _CODES:
+            raise Unsupported(
+                "tensor-dtype-unsupported",
+                f"{self.name} is stored as {self.dtype}; quantised weights are read as {', '.join(_CODES)}",
+                place=self.place,
+                hint="The checkpoint's quantization_config says something else than its tensors: fetch it again.",
+            )
+        shape = self.shape or (1,)
+        stop = shape[0] if stop is None else stop
+        row = _BYTES[self.dtype] * int(np.prod(shape[1:], dtype=np.int64))
+        data = _pread(self.path, self.offset + start * row, (stop - start) * row)
+        return np.frombuffer(data, _CODES[self.dtype]).reshape(stop - start, *shape[1:])
+
+    def extent(self, start: int, stop: int) -> Extent | None:
+        """In the file itself."""
+        row = _WIDTHS.get(self.dtype, 0) * int(np.prod(self.shape[1:], dtype=np.int64))
+        return Extent(self.path, self.offset + start * row, (stop - start) * row, self.dtype) if row else None
 
 
 def read_safetensors(path: Path) -> dict[str, SafetensorsTensor]:
@@ -129,8 +158,8 @@ def _tensor(path: Path, data: int, name: str, entry: Any) -> SafetensorsTensor:
         raise ParitasError(
             "shard-corrupt", f"its header describes {name} wrongly", place=str(path), hint=_FETCH
         ) from None
-    wanted = math.prod(shape) * _WIDTHS.get(dtype, 0)
-    if stop < start or (dtype in _WIDTHS and stop - start != wanted):
+    wanted = math.prod(shape) * _BYTES.get(dtype, 0)
+    if stop < start or (dtype in _BYTES and stop - start != wanted):
         raise ParitasError(
             "shard-corrupt",
             f"{name} of shape {list(shape)} and type {dtype} has {stop - start:,} bytes instead of {wanted:,}",
@@ -169,6 +198,4 @@ def _seek_read(file: Any, view: memoryview, offset: int) -> int:
 
 
 def _widen(data: bytearray, dtype: str) -> NDArray[np.float32]:
-    if dtype == "BF16":  # bf16 is the upper half of fp32
-        return (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(data, np.float16 if dtype == "F16" else np.float32).astype(np.float32, copy=False)
+    return np.frombuffer(data, _FLOATS[dtype]).astype(np.float32, copy=False)

@@ -2,13 +2,18 @@
 
 import typer
 
-from paritas.commands.options import Against, Json, PackagePath, Quiet, Report, check_report
+from paritas.commands.options import Adapter, Against, Json, PackagePath, Quiet, Report, check_report
 from paritas.outcome import command
 from paritas.usage import utf8
 
 
 def audit(
-    package: PackagePath, against: Against, report: Report = None, quiet: Quiet = False, as_json: Json = False
+    package: PackagePath,
+    against: Against,
+    adapter: Adapter = None,
+    report: Report = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Read a package's files against a checkpoint, in seconds.
 
@@ -17,10 +22,12 @@ def audit(
     with command(quiet, as_json) as screen:
         from paritas.audit.report import render
         from paritas.audit.run import audit as run_audit
+        from paritas.checkpoint.opening import with_adapter
 
         check_report(report)
         with screen.progress() as progress:
-            found = run_audit(package, utf8(against), progress)
+            checkpoint = utf8(against) if adapter is None else with_adapter(utf8(against), adapter)
+            found = run_audit(package, checkpoint, progress)
         if report is not None:
             from paritas.report import gather, write
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from paritas.commands.options import Against, Cache, Force, Json, PackagePath, Quiet, show_diagnosis
+from paritas.commands.options import Adapter, Against, Cache, Force, Json, PackagePath, Quiet, show_diagnosis
 from paritas.console import Screen
 from paritas.errors import Exit
 from paritas.outcome import command
@@ -16,6 +16,7 @@ from paritas.progress import Progress
 def diagnose(
     package: PackagePath,
     against: Against,
+    adapter: Adapter = None,
     repair: Annotated[
         Path | None, typer.Option("--repair", metavar="OUT", help="Write the repaired package, once it is proven.")
     ] = None,
@@ -33,7 +34,7 @@ def diagnose(
     Where, which cause, proven both ways by one change; with --repair also the repaired package.
     """
     with command(quiet, as_json) as screen:
-        from paritas.checkpoint.opening import locate
+        from paritas.checkpoint.opening import with_adapter
         from paritas.diagnose.run import diagnose as run_diagnose
         from paritas.package.staging import check_output
         from paritas.runtime.package import open_package
@@ -44,7 +45,7 @@ def diagnose(
         if repro is not None:
             check_output(repro, force=force)
         with screen.progress() as progress:
-            found = run_diagnose(package, locate(against), progress, cache=cache)
+            found = run_diagnose(package, with_adapter(against, adapter), progress, cache=cache)
             show_diagnosis(screen, found.diagnosis)
             if repro is not None:
                 _reproduced(screen, found, repro)

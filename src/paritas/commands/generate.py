@@ -2,12 +2,12 @@
 
 import sys
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from paritas.commands.options import Json, PackagePath, Quiet, Runtime, need_runtime
+from paritas.commands.options import Draft, Json, PackagePath, Quiet, Runtime, need_runtime
 from paritas.console import Screen
 from paritas.outcome import command
 from paritas.usage import utf8
@@ -27,6 +27,14 @@ def generate(
         bool, typer.Option("--greedy", help="The best token each time, whatever the package asks for.")
     ] = False,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Of sampling.")] = None,
+    draft: Annotated[
+        Draft,
+        typer.Option(
+            "--draft",
+            help="Who guesses ahead. auto: the package's own drafter, else lookup, which takes what followed the same "
+            "words before; none: a token a call. The text is the same.",
+        ),
+    ] = Draft.AUTO,
     runtime: Annotated[Runtime, typer.Option("--runtime", help="auto: ORT GenAI if it is installed.")] = Runtime.AUTO,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -46,6 +54,7 @@ def generate(
             sampling=Greedy() if greedy else None,
             runtime=runtime.value,
             seed=seed,
+            draft=draft.value,
         )
         text = _told(generation, screen)
         statistics = generation.statistics
@@ -53,7 +62,7 @@ def generate(
             screen.err.print(
                 f"[dim]{statistics.prompt_tokens} + {statistics.new_tokens} tokens, "
                 f"stopped by {statistics.stop_reason}, {statistics.tokens_per_second:.1f} tokens/s, "
-                f"{escape(generation.runtime)}[/]"
+                f"{escape(generation.runtime)}{_guesses(statistics)}[/]"
             )
         screen.result(
             {
@@ -63,6 +72,12 @@ def generate(
                 **vars(statistics),
             }
         )
+
+
+def _guesses(statistics: Any) -> str:
+    if not statistics.drafted:
+        return ""
+    return f", {statistics.accepted} of {statistics.drafted} guesses right in {statistics.calls} calls"
 
 
 def _told(generation: Iterable[str], screen: Screen) -> str:

@@ -36,7 +36,7 @@ def inspect(
         screen.table(str(path), facts({key.replace("_", " "): each for key, each in told.items()}))
         for title, table in tables.items():
             screen.table(title, rows(table), gap=True)
-        for key, title in (("files", "files, bytes"), ("operators", "operators")):
-            if key in described:
+        for key, title in (("stored", "stored as, bytes"), ("files", "files, bytes"), ("operators", "operators")):
+            if isinstance(described.get(key), dict):
                 screen.table(title, facts(described[key]), gap=True)
         screen.result(described)

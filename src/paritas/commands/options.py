@@ -20,6 +20,10 @@ Against = Annotated[
     str,
     typer.Option("--against", "-a", metavar="MODEL", help="The checkpoint that the package was made from."),
 ]
+Adapter = Annotated[
+    Path | None,
+    typer.Option("--adapter", metavar="DIR", help="A PEFT adapter (LoRA), merged into the checkpoint in fp32."),
+]
 Cache = Annotated[
     bool, typer.Option("--cache/--no-cache", help="Keep what transformers answered, and take it from there.")
 ]
@@ -33,6 +37,15 @@ Report = Annotated[
     Path | None,
     typer.Option("--report", metavar="FOLDER", help="Also write report.html and report.json into this folder."),
 ]
+
+
+class Draft(StrEnum):
+    """Who guesses ahead of a package."""
+
+    AUTO = "auto"
+    ASSISTANT = "assistant"
+    LOOKUP = "lookup"
+    NONE = "none"
 
 
 class Runtime(StrEnum):

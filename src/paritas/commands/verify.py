@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paritas.commands.options import (
+    Adapter,
     Against,
     Cache,
     Json,
@@ -27,10 +28,14 @@ from paritas.console import rows
 from paritas.outcome import command
 from paritas.progress import Progress
 
+if TYPE_CHECKING:
+    from paritas.checkpoint import Checkpoint
+
 
 def verify(
     package: PackagePath,
     against: Against,
+    adapter: Adapter = None,
     runtime: Annotated[
         list[Runtime] | None, typer.Option("--runtime", help="Only this runtime; repeatable [default: both].")
     ] = None,
@@ -54,7 +59,7 @@ def verify(
 ) -> None:
     """Hold a package against transformers, logit by logit."""
     with command(quiet, as_json) as screen:
-        from paritas.checkpoint.opening import locate
+        from paritas.checkpoint.opening import with_adapter
         from paritas.runtime.package import open_package
         from paritas.verify.replay import read_record, replay
         from paritas.verify.run import RUNTIMES
@@ -66,7 +71,8 @@ def verify(
         earlier, replayed = None if record is None else read_record(record), None
         open_package(package)  # what is wrong with it is told before a checkpoint is looked for, maybe on the Hub
         with screen.progress() as progress:
-            checkpoint, how = locate(against), dict[str, Any](progress=progress, cache=cache, power=power)
+            checkpoint = with_adapter(against, adapter)
+            how = dict[str, Any](progress=progress, cache=cache, power=power)
             if earlier is not None:
                 replayed = replay(earlier, package, checkpoint, runtimes, **how)
             evidence = (
@@ -99,7 +105,9 @@ def _check(runtime: Sequence[Runtime], out: Path | None, junit: Path | None, rep
     check_report(report)
 
 
-def _diagnosis(evidence: Any, package: Path, checkpoint: Path, progress: Progress, *, cache: bool) -> Any:
+def _diagnosis(
+    evidence: Any, package: Path, checkpoint: "Path | Checkpoint", progress: Progress, *, cache: bool
+) -> Any:
     """Why it diverges; None if it does not."""
     from paritas.diagnose.run import diagnose
     from paritas.verify.verdict import Verdict
@@ -113,7 +121,7 @@ def _write(
     evidence: Any,
     found: Any,
     package: Path,
-    checkpoint: Path,
+    checkpoint: "Path | Checkpoint",
     progress: Progress,
     out: Path | None,
     report: Path | None,
@@ -124,4 +132,7 @@ def _write(
 
         write.write(gather.with_audit(evidence, package, checkpoint, progress, found), report)
     if out is not None:
+        from paritas.verify.levels import write_levels
+
         evidence.write(out)
+        write_levels(evidence, out)

@@ -66,8 +66,9 @@ def anchors(view: View, identity: Identity, captured: Captured) -> Sequence[Anch
     for record in identity.initializers:
         if not record.parts and not record.near:
             continue
-        for node, place in users(view, record.name):
-            found += _of_use(view, record, node, place, modules)
+        taken = sorted(users(view, record.name), key=lambda use: view.order[id(use[0])])
+        for use, (node, place) in enumerate(taken):
+            found += _of_use(view, record, node, place, modules, use)
     return found
 
 
@@ -100,6 +101,11 @@ class _Modules:
         ends = (self._captured.embedding, self._captured.head)
         return ends[0 if gathers else 1] if path in ends else path
 
+    def call(self, path: str, use: int) -> str:
+        """What the module does at the use of its weight with this number, if it is called as often."""
+        again = f"{path}#{use + 1}"
+        return again if f"{again}:in" in self._captured.prefill.points else path
+
     def _owner(self, tensor: str) -> str | None:
         """By the values: transformers may call a module otherwise than the checkpoint does."""
         source = self._sources[tensor]
@@ -112,32 +118,34 @@ class _Modules:
         return alike[0] if len(alike) == 1 else None
 
 
-def _of_use(view: View, record: Provenance, node: onnx.NodeProto, place: int, modules: _Modules) -> Iterator[Anchor]:
+def _of_use(
+    view: View, record: Provenance, node: onnx.NodeProto, place: int, modules: _Modules, use: int
+) -> Iterator[Anchor]:
     given: Sequence[Part | Near] = record.parts or record.near
     gathers = node.op_type in _GATHERS and place == 0
     owners = [modules.of(part.tensor, gathers=gathers) for part in given]
     if any(path is None for path in owners):
         return
-    paths = [path for path in owners if path is not None]
+    paths = [modules.call(path, use) for path in owners if path is not None]
     sure = _confidence(record)
-    anchor = Anchor("", (), node, tuple(paths), sure)
+    anchor = Anchor("", (), node, tuple(path.partition("#")[0] for path in paths), sure)
     if gathers:
         yield replace(anchor, value=node.output[0], pieces=(Piece(f"{paths[0]}:out", 0, -1),))
     elif node.op_type in PROJECTIONS and place == 1:
         yield replace(anchor, value=node.input[0], pieces=(Piece(f"{paths[0]}:in", 0, -1),))
         pieces = _columns(record, paths)
         if pieces:
-            yield replace(anchor, value=_with_bias(view, node.output[0]), pieces=pieces)
+            yield replace(anchor, value=with_bias(view, node.output[0]), pieces=pieces)
     else:
-        yield from _of_norm(view, node, place, anchor)
+        yield from _of_norm(view, node, place, anchor, paths[0])
 
 
-def _of_norm(view: View, node: onnx.NodeProto, place: int, anchor: Anchor) -> Iterator[Anchor]:
+def _of_norm(view: View, node: onnx.NodeProto, place: int, anchor: Anchor, path: str) -> Iterator[Anchor]:
     taken = norm_input(view, node, place)
     if taken is not None:
-        yield replace(anchor, value=taken, pieces=(Piece(f"{anchor.modules[0]}:in", 0, -1),))
-        given = _with_bias(view, node.output[0]) if node.op_type == "Mul" else node.output[0]
-        yield replace(anchor, value=given, pieces=(Piece(f"{anchor.modules[0]}:out", 0, -1),))
+        yield replace(anchor, value=taken, pieces=(Piece(f"{path}:in", 0, -1),))
+        given = with_bias(view, node.output[0]) if node.op_type == "Mul" else node.output[0]
+        yield replace(anchor, value=given, pieces=(Piece(f"{path}:out", 0, -1),))
 
 
 def norm_input(view: View, node: onnx.NodeProto, place: int) -> str | None:
@@ -180,10 +188,10 @@ def _is_constant(view: View, name: str) -> bool:
     return name in view.tensors or view.initializer(name) is not None or view.constant(name) is not None
 
 
-def _with_bias(view: View, value: str) -> str:
+def with_bias(view: View, value: str) -> str:
     """The value after a stored vector is added to it, if one is."""
     for node, place in view.takers.get(value, ()):
-        if node.op_type == "Add":
+        if node.op_type == "Add" or (node.op_type == "Sub" and place == 0):
             stored = view.initializer(node.input[1 - place])
             if stored is not None and stored.matrix[0] == 1 and stored.size > 1:
                 return node.output[0]

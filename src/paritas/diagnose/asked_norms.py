@@ -1,29 +1,18 @@
-"""What a norm of the live reference does, seen by asking it: an offset, a mean taken away; and the other kind."""
+"""What a norm of the live reference does, seen by asking it: a mean taken away, an epsilon; and the other kind."""
 
 from typing import Any
 
 from paritas.verify.loading import require_torch
+from paritas.verify.offsets import normed, offset
 
 EPSILONS = ("eps", "variance_epsilon", "epsilon")
 _SMALL = 1e-4  # its square is well below any epsilon
 
 
-def offset(module: Any) -> float:
-    """What a norm adds to its weight: 1, or nothing."""
-    torch, _ = require_torch()
-    weight = getattr(module, "weight", None)
-    if weight is None or weight.ndim != 1:
-        return 0.0
-    given = torch.ones_like(weight.detach())
-    given[::2] = -1  # no mean, so that a norm that subtracts it gives the same
-    out = _normed(module, given)
-    return 0.0 if out is None else float(torch.allclose(out / given, 1 + weight, rtol=1e-2, atol=1e-3))
-
-
 def subtracts_mean(module: Any, width: int) -> bool:
     """Whether a norm of vectors of ``width`` takes the mean away first (LayerNorm), or not (RMSNorm)."""
     torch, _ = require_torch()
-    out = _normed(module, torch.ones(width))
+    out = normed(module, torch.ones(width))
     return out is not None and bool(out.abs().max() < 1e-3)
 
 
@@ -36,7 +25,7 @@ def epsilon_of(module: Any, width: int) -> float | None:
     torch, _ = require_torch()
     given = torch.full((width,), _SMALL)
     given[::2] = -_SMALL
-    out = _normed(module, given)
+    out = normed(module, given)
     return None if out is None else float(f"{float((given[0] / out[0]).double() ** 2) - _SMALL**2:.3g}")
 
 
@@ -57,15 +46,3 @@ def like(module: Any, width: int, *, centred: bool | None = None, epsilon: float
             return normed if self.bias is None else normed + self.bias
 
     return Norm()
-
-
-def _normed(module: Any, given: Any) -> Any | None:
-    """What a norm makes of a vector, its bias taken off; None if it is a norm of something else."""
-    torch, _ = require_torch()
-    bias = getattr(module, "bias", None)
-    try:
-        with torch.inference_mode():
-            out = module(given[None, None])[0, 0]
-    except (TypeError, ValueError, RuntimeError):
-        return None
-    return out if bias is None else out - bias

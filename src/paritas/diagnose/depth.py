@@ -21,6 +21,7 @@ from paritas.diagnose.skips import norms_alone
 from paritas.diagnose.taps import Taps
 from paritas.runtime.package import Package
 from paritas.runtime.ports import read_ports
+from paritas.runtime.rows import giving_all
 from paritas.verify.loading import quiet, require_torch
 
 
@@ -61,7 +62,10 @@ def by_depth(package: Package, alignment: Alignment, captured: Captured, model: 
     taker = _taker(end, captured)
     if taker is None:
         return ()
-    part = extract(_tail(alignment, end.value), [end.value], [ports.logits], {end.value: end.declared})
+    tail = _tail(alignment, end.value)
+    if ports.kept is not None:
+        tail = giving_all(tail, ports.kept, ports.logits)
+    part = extract(tail, [end.value], [ports.logits], {end.value: end.declared})
     session = Session(part.proto, package.model)
     one = captured.prefill
     fed = feeds(ports, one.ids, 0, {})

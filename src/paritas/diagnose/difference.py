@@ -13,6 +13,10 @@ Break = Callable[[], AbstractContextManager[None]]
 Repair = Callable[[Edit], None]
 
 
+class NotBrokenError(Exception):
+    """The reference cannot be given a package's value."""
+
+
 @dataclass(frozen=True)
 class Difference:
     """One parameter at one place.

@@ -16,12 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paritas.runtime.decoder import State
+from paritas.runtime.rows import ALL
 from paritas.verify.loading import quiet, require_torch
 
 Rows = NDArray[np.float32]
 Positions = NDArray[np.int64]
 Placing = Callable[[int, int, NDArray[np.int64]], Positions]
 """New tokens, tokens before them, mask ``[batch, total]`` -> positions ``[batch, new]``."""
+Recalling = Callable[[Any, int], None]
+"""transformers' cache, and tokens before the call -> nothing: what is kept is changed in place."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,12 @@ class Driver:
         positions: of the current call, ``[batch, new]``.
         key_positions: of all tokens so far, ``[batch, total]``.
         place: a fault in positions: (new, past, mask) -> positions; None if there is none.
+        is_beginning: whether the current call is none of a sequence, but one before it.
+        recalls: faults in what is kept from earlier calls, each made before every call but the first.
     """
 
     runtime = "transformers"
+    goes_back = False
 
     def __init__(self, model: Any, names: Mapping[str, str]) -> None:
         self._torch, transformers = require_torch()
@@ -65,6 +71,9 @@ class Driver:
         self.positions: NDArray[np.int64] = np.zeros((1, 1), np.int64)
         self.key_positions = self.positions
         self.place: Placing | None = None
+        self.recalls: list[Recalling] = []
+        self.is_beginning = False
+        self._remembers = any("dynamic" in str(getattr(module, "rope_type", "")) for module in model.modules())
 
     @property
     def config(self) -> Any:
@@ -95,10 +104,18 @@ class Driver:
     # Asking.
 
     def forward(
-        self, ids: NDArray[np.int64], state: State | None = None, mask: NDArray[np.int64] | None = None
+        self,
+        ids: NDArray[np.int64],
+        state: State | None = None,
+        mask: NDArray[np.int64] | None = None,
+        rows: int = ALL,
     ) -> tuple[Rows, LiveState]:
-        """Logits ``[batch, new, vocab]`` of ``ids`` ``[batch, new]``."""
+        """Logits ``[batch, new, vocab]`` of ``ids`` ``[batch, new]``, of all of them whatever ``rows`` are wanted."""
         before = state if isinstance(state, LiveState) else self._start(len(ids))
+        if not before.length:
+            self._begin()
+        for recall in self.recalls if before.length else ():
+            recall(before.cache, before.length)
         batch, new = ids.shape
         total = before.length + new
         self.mask = np.ones((batch, total), np.int64) if mask is None else mask
@@ -116,6 +133,20 @@ class Driver:
         with self._torch.inference_mode(), quiet():
             logits = self.model(**arguments).logits
         return np.asarray(logits.float().numpy(), np.float32), LiveState(total, batch, before.cache, self.key_positions)
+
+    def kept(self, before: State | None, after: State, ids: NDArray[np.int64], count: int) -> State:
+        """The cache grows in place: only the whole of a call can be kept."""
+        if count < ids.shape[1]:
+            raise TypeError("transformers' cache grows in place, and cannot go back")
+        return after
+
+    def _begin(self) -> None:
+        """Take dynamic RoPE back to what it is in short calls, by one."""
+        if self._remembers:
+            self.positions, self.is_beginning = np.zeros((1, 1), np.int64), True
+            with self._torch.inference_mode(), quiet():
+                self.model(input_ids=self._torch.tensor([[0]]), use_cache=False)
+            self.is_beginning = False
 
     def _start(self, batch: int) -> LiveState:
         """With a cache that keeps every key, also of layers with a window: their mask hides what they must not see."""
@@ -194,6 +225,24 @@ class Driver:
             yield
         finally:
             self.place = None
+
+    @contextmanager
+    def recalling(self, recall: Recalling) -> Generator[None]:
+        """Within, what is kept from earlier calls is changed before each call: (transformers' cache, past tokens)."""
+        self.recalls.append(recall)
+        try:
+            yield
+        finally:
+            self.recalls.remove(recall)
+
+    @contextmanager
+    def calling(self, module: Any, change: Callable[[Any, Any, Any], Any]) -> Generator[None]:
+        """Within, what a module gives is changed by what it takes too: (module, its arguments, its output)."""
+        handle = module.register_forward_hook(change)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     @contextmanager
     def changing(self, module: Any, change: Callable[[Any], Any]) -> Generator[None]:

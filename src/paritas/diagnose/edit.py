@@ -157,6 +157,14 @@ class Edit:
             self._swap_output(old, new)
         self.lines.append(what)
 
+    def supersede(self, old: str, new: str, what: str) -> None:
+        """Let ``new`` have the name of ``old``, so that subgraphs that take that from outside take it too."""
+        before = self._unique(f"{old}.before")
+        for node in self._nodes:
+            node.output[:] = [before if name == old else old if name == new else name for name in node.output]
+            node.input[:] = [old if name == new else name for name in node.input]
+        self.lines.append(what)
+
     def _made_of(self, new: str, old: str) -> list[onnx.NodeProto]:
         """Nodes between ``old`` and ``new``."""
         makers = {name: node for node in self._nodes for name in node.output}
@@ -264,9 +272,13 @@ def _computes_in(proto: onnx.ModelProto) -> Any:
 
 
 def _ordered(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes, each after those that make what it takes; as they stood, where that is one."""
+    """The nodes, each after those that make what it takes; as they stood, where that is one.
+
+    Raises:
+        ValueError: values are made of each other.
+    """
     makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
-    done: set[int] = set()
+    done, begun = set[int](), set[int]()
     for start in range(len(nodes)):
         waiting = [start]
         while waiting:
@@ -275,7 +287,10 @@ def _ordered(nodes: Sequence[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
                 waiting.pop()
                 continue
             missing = [makers[n] for n in _taken(nodes[place]) if n in makers and makers[n] not in done]
+            if begun.intersection(missing):
+                raise ValueError(f"{_title(nodes[place])} takes what is made of it")
             if missing:
+                begun.add(place)
                 waiting.extend(missing)
             else:
                 done.add(waiting.pop())

@@ -50,7 +50,7 @@ def extract(
             copied = part.graph.node.add()
             copied.CopyFrom(node)
             _separate(copied, cuts, renamed)
-    taken = {name for node in part.graph.node for name in _taken(node)}
+    taken = {name for node in part.graph.node for name in taken_by(node)}
     part.graph.initializer.extend(each for each in proto.graph.initializer if each.name in taken - cuts)
     _add_ports(part, proto, taken & cuts, taken, declared or {})
     for name in outputs:
@@ -81,18 +81,18 @@ def _needed(
         node = waiting.pop()
         if id(node) not in found:
             found[id(node)] = node
-            waiting.extend(makers[name] for name in _taken(node) if name not in cuts and name in makers)
+            waiting.extend(makers[name] for name in taken_by(node) if name not in cuts and name in makers)
     return found
 
 
-def _taken(node: onnx.NodeProto) -> list[str]:
+def taken_by(node: onnx.NodeProto) -> list[str]:
     """Names that a node takes, those that its subgraphs take from outside among them."""
     names = [name for name in node.input if name]
     for attribute in node.attribute:
         for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
             inside = {name for inner in graph.node for name in inner.output}
             inside |= {each.name for each in (*graph.input, *graph.initializer)}
-            names += [name for inner in graph.node for name in _taken(inner) if name not in inside]
+            names += [name for inner in graph.node for name in taken_by(inner) if name not in inside]
             names += [each.name for each in graph.output if each.name not in inside]
     return names
 

@@ -11,6 +11,7 @@ from paritas.audit.view import View
 from paritas.diagnose.edit import Array, Edit, RefusedError
 from paritas.diagnose.slots import Rows, Slot
 from paritas.runtime.quantized import Grid, Packed, Plain, Quantized
+from paritas.verify.grids import limit
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,8 @@ class IntegerSlot(Slot):
         grid = self.weight.grid(self.start, self.stop)
         if ((grid.steps == 0) & (values != 0)).any():
             grid = replace(grid, steps=self._scale(edit, grid, values, what))
+        if self._is_beyond(grid, values):
+            grid = replace(grid, zeros=self._zeros(edit, grid, values, what))
         steps = np.where(grid.steps == 0, 1, grid.steps).astype(np.float64)
         least, most = self.weight.least, self.weight.least + 2**self.weight.bits - 1
         integers = np.clip(np.rint(values / steps + grid.zeros), least, most).astype(np.int64)
@@ -86,6 +89,32 @@ class IntegerSlot(Slot):
             rows = stored.reshape(self.weight.rows, -1)
             rows[self.start : self.stop] = _packed(integers, rows, self.weight.bits)
         edit.set_initializer(self.weight.name, stored, what)
+
+    def _is_beyond(self, grid: Grid, values: Rows) -> bool:
+        """Whether more than a quantiser clips lies beyond the ends of the grid."""
+        exact = values / np.where(grid.steps == 0, 1, grid.steps) + grid.zeros
+        least, most = self.weight.least, self.weight.least + 2**self.weight.bits - 1
+        return bool(np.maximum(least - exact, exact - most).max() > limit(self.weight.bits))
+
+    def _zeros(self, edit: Edit, grid: Grid, values: Rows, what: str) -> Rows:
+        """The zero points of which the integers that stand there are the nearest, block by block; as they are, if none.
+
+        Half of a block's integers tell it, whatever the other half is.
+        """
+        weight, width = self.weight, self.weight.block
+        if not isinstance(weight, Packed) or len(weight.members) < 3 or grid.steps.min() == 0:
+            return grid.zeros
+        offsets = (grid.integers - values / grid.steps).astype(np.float64)
+        padded = np.pad(offsets, ((0, 0), (0, -offsets.shape[1] % width)), constant_values=np.nan)
+        most = weight.least + 2**weight.bits - 1
+        zeros = np.clip(np.rint(np.nanmedian(padded.reshape(len(offsets), -1, width), axis=2)), weight.least, most)
+        stored = np.array(edit.values(weight.members[2]))
+        if stored.dtype != np.uint8:
+            return grid.zeros
+        rows = stored.reshape(weight.rows, -1)
+        rows[self.start : self.stop] = _packed(zeros.astype(np.int64), rows, weight.bits)
+        edit.set_initializer(weight.members[2], stored, what)
+        return np.repeat(zeros.astype(np.float32), width, axis=1)[:, : weight.columns]
 
     def _scale(self, edit: Edit, grid: Grid, values: Rows, what: str) -> Rows:
         """The steps, where a scale of zero is the least that reaches the largest value of its block instead.

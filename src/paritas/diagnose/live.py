@@ -7,7 +7,7 @@ in a table that is open to others, in which ours stands as long as there is a fa
 import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -51,6 +51,7 @@ class AttentionFacts:
         heads, kv_heads, head_dim: of the call.
         rotates: whether queries move with positions.
         neighbours: whether the pairs that rotate lie side by side; else half of the rotated dimensions apart.
+        source: the layer whose keys it attends to: its own, or an earlier one that keeps them for it.
     """
 
     scale: float
@@ -61,6 +62,7 @@ class AttentionFacts:
     head_dim: int
     rotates: bool
     neighbours: bool
+    source: int
 
 
 class Live(Driver):
@@ -94,9 +96,10 @@ class Live(Driver):
                     self.forward(np.array([[1, 2, 3]], np.int64))
                 finally:
                     self.place = None
-        return {index: self._facts(index, *found) for index, found in calls.items() if len(found) == 2}
+        whole = {index: found for index, found in calls.items() if len(found) == 2}
+        return {index: self._facts(index, found[0], found[1], _source(index, whole)) for index, found in whole.items()}
 
-    def _facts(self, index: int, call: Call, moved: Call) -> AttentionFacts:
+    def _facts(self, index: int, call: Call, moved: Call, source: int) -> AttentionFacts:
         apart = (call.query - moved.query).abs().max() / call.query.abs().max()
         scale = call.options.get("scaling")
         return AttentionFacts(
@@ -108,6 +111,7 @@ class Live(Driver):
             head_dim=call.query.shape[3],
             rotates=bool(apart > 1e-3),
             neighbours=_are_neighbours(call.query[0, :, 0].numpy(), moved.query[0, :, 0].numpy()),
+            source=source,
         )
 
     def _window(self, index: int, call: Call) -> int | None:
@@ -147,15 +151,27 @@ class Live(Driver):
         }
 
     def rope(self, index: int, positions: NDArray[np.int64]) -> tuple[Rows, Rows] | None:
-        """Cosines and sines ``[positions, pairs]`` that a layer rotates with; None if it does not, or not so."""
-        if index not in self._rotaries or not self.facts[index].rotates:
+        """Cosines and sines ``[positions, pairs]`` that a layer rotates with; None if it does not, or not so.
+
+        In a call of these positions, the first of its sequence: some rotations hang on the longest of them.
+        """
+        facts = self.facts.get(index)
+        if index not in self._rotaries or facts is None or not facts.rotates:
             return None
+        begun, out = self._rotary(index, np.zeros(1, np.int64)), self._rotary(index, positions)
+        cos, sin = out if begun[0].any() else out[::-1]
+        return (cos[:, ::2], sin[:, ::2]) if _is_interleaved(sin) else (_first_half(cos), _first_half(sin))
+
+    def _rotary(self, index: int, positions: NDArray[np.int64]) -> tuple[Rows, Rows]:
+        """Both halves that the module of a layer's rotation gives, in its order: GPT-J's gives the sines first.
+
+        Dynamic RoPE stays at the longest call until a short one.
+        """
         module, args, options = self._rotaries[index]
         ids = self._torch.tensor(positions)[None]
         with self._torch.inference_mode():
-            out = module(*[self._at(a, ids) for a in args], **{k: self._at(v, ids) for k, v in options.items()})
-        cos, sin = (half[0].float().numpy() for half in out)
-        return (cos[:, ::2], sin[:, ::2]) if _is_interleaved(sin) else (_first_half(cos), _first_half(sin))
+            one, other = module(*[self._at(a, ids) for a in args], **{k: self._at(v, ids) for k, v in options.items()})
+        return one[0].float().numpy(), other[0].float().numpy()
 
     def _at(self, value: Any, ids: Any) -> Any:
         is_positions = hasattr(value, "dtype") and not value.is_floating_point()
@@ -185,7 +201,7 @@ class Live(Driver):
         usual = sys.modules[type(module).__module__].eager_attention_forward  # type: ignore[attr-defined]
         call = Call(module, query, key, value, mask, options)
         for index, change in self._changes.items():
-            if self.attentions.get(index) is module:
+            if self.attentions.get(index) is module and not self.is_beginning:
                 for each in change:
                     each(call)
         if call.options.get("softcap") is not None and "softcap" not in usual.__code__.co_varnames:
@@ -204,16 +220,17 @@ class Live(Driver):
     @contextmanager
     def rotating(self, index: int, rows: ByPosition) -> Generator[None]:
         """Within, a layer is given other cosines and sines: positions ``[n]`` -> two of ``[n, pairs]``."""
+        cosines_first = index not in self._rotaries or self._rotary(index, np.zeros(1, np.int64))[0].any()
 
         def change(module: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            cos, sin = options["position_embeddings"]
-            interleaved = _is_interleaved(sin[0].float().numpy()) if sin.shape[1] > 1 else False
-            given = rows(self.positions.reshape(-1))
+            old = options["position_embeddings"]
+            interleaved = _is_interleaved(old[1][0].float().numpy()) if old[1].shape[1] > 1 else False
+            given = rows(self.positions.reshape(-1))[:: 1 if cosines_first else -1]
             wide = [np.repeat(g, 2, axis=1) if interleaved else np.concatenate([g, g], axis=1) for g in given]
             shape = (*self.positions.shape, -1)
             new = tuple(
-                self._torch.from_numpy(np.ascontiguousarray(w[:, : old.shape[-1]])).reshape(shape)
-                for w, old in zip(wide, (cos, sin), strict=True)
+                self._torch.from_numpy(np.ascontiguousarray(w[:, : half.shape[-1]])).reshape(shape)
+                for w, half in zip(wide, old, strict=True)
             )
             return args, {**options, "position_embeddings": new}
 
@@ -238,54 +255,42 @@ class Live(Driver):
         else:
             yield
 
-    @contextmanager
-    def rotating_by(self, index: int, rows: ByPosition, *, neighbours: bool) -> Generator[None]:
-        """Within, a layer rotates as many pairs as ``rows`` has, side by side or half of them apart, by our formula."""
 
-        def change(call: Call) -> None:
-            call.query = self._rotated(call.query, self.positions, rows, neighbours)
-            call.key = self._rotated(call.key, self.key_positions, rows, neighbours)
-
-        with self.unrotated(index), self.attending({index: change}):
-            yield
-
-    def _rotated(
-        self,
-        values: Any,
-        positions: NDArray[np.int64],
-        rows: ByPosition,
-        neighbours: bool,
-    ) -> Any:
-        """torch ``[batch, heads, tokens, head_dim]``, its first dimensions rotated."""
-        cos, sin = (
-            self._torch.from_numpy(np.ascontiguousarray(half)).reshape(*positions.shape, -1)[:, None]
-            for half in rows(positions.reshape(-1))
-        )
-        pairs = cos.shape[-1]
-        turned, rest = values[..., : 2 * pairs], values[..., 2 * pairs :]
-        one, other = (turned[..., ::2], turned[..., 1::2]) if neighbours else (turned[..., :pairs], turned[..., pairs:])
-        first, second = one * cos - other * sin, other * cos + one * sin
-        if neighbours:
-            turned = self._torch.stack([first, second], dim=-1).reshape(turned.shape)
-        else:
-            turned = self._torch.cat([first, second], dim=-1)
-        return self._torch.cat([turned, rest], dim=-1)
+def _source(index: int, calls: Mapping[int, Sequence[Call]]) -> int:
+    """The first layer that attends to the same keys."""
+    key = calls[index][0].key
+    return next(each for each in sorted(calls) if calls[each][0].key.equal(key))
 
 
 def _are_neighbours(still: Rows, turned: Rows) -> bool:
-    """Whether it is neighbours among the dimensions of heads ``[heads, head_dim]`` that keep their length together."""
-    moved = np.flatnonzero((np.abs(still - turned) > 1e-4 * np.abs(still).max()).any(axis=0))
-    pairs = (int(moved.max()) + 2) // 2 if moved.size else 0
-    apart: list[float] = []
-    for first, second in ((slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)), (slice(0, pairs), slice(pairs, 2 * pairs))):
-        lengths = [np.hypot(each[:, first], each[:, second]) for each in (still, turned)]
-        apart.append(float(np.abs(lengths[0] - lengths[1]).max(initial=0.0)))
-    return apart[0] < apart[1]
+    """Whether it is neighbours among the dimensions of heads ``[heads, head_dim]`` that keep their length together.
+
+    How many dimensions rotate is not known here: halves are tried of every width, and what lies behind them rests.
+    """
+    width = still.shape[1]
+    side_by_side = _apart(still, turned, slice(0, width, 2), slice(1, width, 2))
+    halves = (
+        max(
+            _apart(still, turned, slice(0, pairs), slice(pairs, 2 * pairs)),
+            float(np.abs(still - turned)[:, 2 * pairs :].max(initial=0.0)),
+        )
+        for pairs in range(1, width // 2 + 1)
+    )
+    return side_by_side < min(halves)
+
+
+def _apart(still: Rows, turned: Rows, first: slice, second: slice) -> float:
+    """How far the lengths of pairs are from each other before and after."""
+    before, after = (np.hypot(each[:, first], each[:, second]) for each in (still, turned))
+    return float(np.abs(before - after).max(initial=0.0))
 
 
 def _is_made(out: Any, taken: Any) -> bool:
-    """Whether a module's cosines and sines are those that an attention was given."""
-    return isinstance(out, tuple) and isinstance(taken, tuple) and cast(Any, out)[0] is cast(Any, taken)[0]
+    """Whether a module's cosines and sines are those that an attention was given, or was given a copy of."""
+    if not isinstance(out, tuple) or not isinstance(taken, tuple):
+        return False
+    one, other = cast(Any, out)[0], cast(Any, taken)[0]
+    return one is other or (one.shape == other.shape and one.equal(other))
 
 
 def _is_interleaved(sin: Rows) -> bool:

@@ -16,6 +16,7 @@ from paritas.diagnose.case import Case, open_case
 from paritas.diagnose.diagnosis import Cause, Proof, Suspect
 from paritas.diagnose.edit import Edit, RefusedError
 from paritas.diagnose.integers import IntegerSlot
+from paritas.diagnose.products import dequantised_first
 from paritas.diagnose.slots import Slot
 from paritas.errors import Invalid
 from paritas.progress import Progress
@@ -59,7 +60,7 @@ def beside(package: Package, checkpoint: Checkpoint, progress: Progress, *, cach
             place=str(package.model),
             hint="Export it with MatMulNBits or DequantizeLinear, or in fp32.",
         )
-    copy = exact(package)
+    copy = dequantised_first(exact(package))
     found = _holding(copy, package, checkpoint, truths, progress)
     faults = {kept.name: kept.fault for kept in _wrong(truths.rounded.own) if kept.name and kept.fault}
     wrong = list(_slots(found.case, truths.rounded.own, set(faults)))

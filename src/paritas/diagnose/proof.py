@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paritas.diagnose.case import Case
 from paritas.diagnose.diagnosis import Cause, Experiment, Proof
-from paritas.diagnose.difference import broken
+from paritas.diagnose.difference import NotBrokenError, broken
 from paritas.diagnose.kinds import Group
 from paritas.diagnose.search import Found, edited
 from paritas.diagnose.witness import Clock, Witness
@@ -64,7 +64,10 @@ def _reproduction(case: Case, groups: tuple[Group, ...], witness: Witness) -> Ex
     clock = Clock()
     differences = [each for group in groups for each in group.differences]
     able = all(each.breaks is not None for each in differences)
-    after = witness.reproduced(lambda: broken(differences)) if able else float("inf")
+    try:
+        after = witness.reproduced(lambda: broken(differences)) if able else float("inf")
+    except NotBrokenError:
+        after = float("inf")
     codes = tuple(group.suspect.code for group in groups)
     change = "the reference with " + "; ".join(codes)
     return Experiment(change, "reference", codes, witness.floors, after, clock.seconds())

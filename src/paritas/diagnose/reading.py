@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,6 +147,12 @@ def head(live: Live) -> Head | None:
     return None
 
 
+def products(live: Live) -> NDArray[np.float32]:
+    """The head's product for a few tokens, ``[tokens, vocabulary]``."""
+    product = np.asarray(_product_and_logits(live)[0], np.float32)
+    return product.reshape(-1, product.shape[-1])
+
+
 def _product_and_logits(live: Live) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     seen: list[Any] = []
     handle = live.model.get_output_embeddings().register_forward_hook(_into(seen))
@@ -166,8 +172,16 @@ def _into(seen: list[Any]) -> Callable[[Any, Any, Any], None]:
     return hook
 
 
+class Applied(Protocol):
+    """A function of the head's product."""
+
+    def applied(self, values: Any) -> Any:
+        """Of torch values."""
+        ...
+
+
 @contextmanager
-def heading(live: Live, other: Head) -> Generator[None]:
+def heading(live: Live, other: Applied) -> Generator[None]:
     """Within, the logits are made of the head's product in another way."""
     seen: list[Any] = []
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paritas.checkpoint import open_checkpoint
+from paritas.checkpoint import Checkpoint, open_checkpoint
 from paritas.diagnose.capture import capture
 from paritas.diagnose.case import Case
 from paritas.diagnose.diagnosis import Diagnosis, Proof, Whereabouts
@@ -38,12 +38,14 @@ class Diagnosed:
     scene: Scene | None
 
 
-def diagnose(package: str | Path, against: str | Path, progress: Progress = silent, *, cache: bool = True) -> Diagnosed:
+def diagnose(
+    package: str | Path, against: str | Path | Checkpoint, progress: Progress = silent, *, cache: bool = True
+) -> Diagnosed:
     """Find out why ``package`` diverges from the checkpoint ``against``.
 
     Args:
         package: a folder, or a graph.
-        against: a checkpoint folder, or a GGUF file.
+        against: a checkpoint folder, a GGUF file, or the checkpoint itself.
         progress: told of every stage.
         cache: whether the reference's answers are kept, and taken from where they were kept.
 

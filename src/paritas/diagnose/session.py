@@ -11,8 +11,10 @@ import onnx
 from numpy.typing import NDArray
 
 from paritas.errors import Invalid
+from paritas.runtime.exact import LEVEL
 from paritas.runtime.faults import refusal
 from paritas.runtime.ports import Ports
+from paritas.runtime.session import AS_STORED
 
 Values = Mapping[str, NDArray[Any]]
 _FOLDER = "session.model_external_initializers_file_folder_path"
@@ -60,6 +62,8 @@ class Session:
         options.log_severity_level = _SILENT
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[settings.level])
         options.add_session_config_entry(_FOLDER, str(model.parent.absolute()))
+        options.add_session_config_entry(*LEVEL)  # else a fused DequantizeLinear rounds what it multiplies
+        options.add_session_config_entry(*AS_STORED)
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.enable_mem_reuse = False  # ONNX Runtime 1.32 mixes up buffers where an input has no shape
         if settings.threads is not None:

@@ -21,13 +21,15 @@ from paritas.audit.numbers import activation_after
 from paritas.audit.sites import NORMS, PROJECTIONS, Site
 from paritas.audit.sources import Source
 from paritas.audit.view import PASSES, View, operand
+from paritas.diagnose.attention_roles import roles, written_roles
 from paritas.diagnose.edit import Edit, RefusedError
 from paritas.diagnose.slices import place_of, room_for
+from paritas.diagnose.widened_norms import norm_in_fp32
 
 Rows = NDArray[np.float32]
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _MOSTLY = 0.6
-_BY_ROWS = frozenset({"Gather", "GatherBlockQuantized"})
+_AS_STORED = frozenset({"Gather", "GatherBlockQuantized", "Conv", "CausalConvWithState"})
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Use:
         """Whether the initializer holds the transposed of a checkpoint's matrix."""
         if self.record.parts or self.record.near:
             return self.record.transposed
-        if self.node.op_type in _BY_ROWS or self.record.quantized:
+        if self.node.op_type in _AS_STORED or self.record.quantized:
             return False
         by_rows = any(a.name == "transB" and a.i for a in self.node.attribute)
         return (self.flips % 2 == 0) != by_rows
@@ -91,7 +93,13 @@ class Slot:
 
     def value(self, view: View) -> Rows:
         """What the graph holds there, ``[rows, columns]``, in the checkpoint's order; a vector is one column."""
-        return self._matrix(view.tensors[self.use.record.name].array())[self.start : self.stop]
+        return self.sign * self._matrix(view.tensors[self.use.record.name].array())[self.start : self.stop]
+
+    @property
+    def sign(self) -> np.float32:
+        """-1 for a bias that is subtracted."""
+        is_taken_away = self.use.node.op_type == "Sub" and self.use.place == 1 and self.tensor.endswith(".bias")
+        return np.float32(-1 if is_taken_away else 1)
 
     def _matrix(self, stored: NDArray[Any]) -> Rows:
         flat = _flat(stored).astype(np.float32)
@@ -109,7 +117,7 @@ class Slot:
         name = self.use.record.name
         stored = edit.values(name)
         matrix = np.array(self._matrix(stored))
-        matrix[self.start : self.stop] = values.reshape(self.stop - self.start, -1)
+        matrix[self.start : self.stop] = self.sign * values.reshape(self.stop - self.start, -1)
         turned = matrix.T if self._turned(_flat(stored)) else matrix
         wide = np.ascontiguousarray(turned).reshape(stored.shape)
         whole = wide.astype(stored.dtype)
@@ -128,9 +136,12 @@ class Slot:
         )
 
     def _widen(self, edit: Edit, wide: NDArray[Any], what: str) -> None:
-        """A weight in fp32 in place of one that its type cannot hold, where the graph computes in fp32."""
+        """A weight in fp32 in place of one that its type cannot hold, where the graph, or a norm, can compute so."""
         node, place = self.use.node, self.use.place
         given = edit.taken(node.output[0], place, wide)
+        if node.op_type in NORMS and given.dtype == np.float16 and not self.use.flips and not self.use.offset:
+            norm_in_fp32(edit, node.output[0], place, wide, what)
+            return
         if self.use.flips or self.use.offset or given.dtype != np.float32:
             raise RefusedError(f"{self.use.record.name}: {self.use.record.dtype} cannot hold it")
         edit.replace_input(node.output[0], place, edit.add_as_is(f"{self.use.record.name}.wide", given), what)
@@ -149,7 +160,7 @@ def slots(view: View, identity: Identity, sites: Sequence[Site], names: Iterable
     order = {id(node): place for place, node in enumerate(view.nodes)}
     uses = sorted((u for record in identity.initializers for u in _uses(view, record, order)), key=lambda u: u.order)
     told = _by_pattern(uses, known)
-    told = _by_structure(view, sites, uses, told, known)
+    told = _by_structure(view, roles(view, sites) | written_roles(view, identity), uses, told, known)
     counts = Counter(use.record.name for use in uses)
     shapes = {name: _shape(source) for name, source in identity.sources.items()}
     told = _by_elimination(uses, told, shapes)
@@ -284,15 +295,14 @@ def _by_elimination(
 
 
 def _by_structure(
-    view: View, sites: Sequence[Site], uses: Sequence[Use], told: list[tuple[str, ...]], known: set[str]
+    view: View, known_roles: Mapping[int, str], uses: Sequence[Use], told: list[tuple[str, ...]], known: set[str]
 ) -> list[tuple[str, ...]]:
     """Where the graph itself says which of two alike tensors belongs to a place."""
-    roles = _roles(view, sites)
     result = list(told)
     for place, (use, tensors) in enumerate(zip(uses, told, strict=True)):
         if len(tensors) != 1:
             continue
-        role = roles.get(id(use.node)) if use.place else None
+        role = known_roles.get(id(use.node)) if use.place else None
         is_bias = use.node.op_type == "Add" and tensors[0].endswith(".bias")
         is_seen = is_bias or (use.node.op_type in PROJECTIONS and not _is_scaled_after(view, use))
         if role is None and is_seen and ".mlp." in tensors[0]:
@@ -329,36 +339,6 @@ def _gate_or_up(view: View, use: Use) -> str | None:
         return "gate_proj"
     is_product = len(takers) == 1 and takers[0].op_type == "Mul" and operand(view, takers[0]) is None
     return "up_proj" if is_product else None
-
-
-def _roles(view: View, sites: Sequence[Site]) -> dict[int, str]:
-    """Node -> what an attention operator takes from it: ``q_proj``, ``k_norm``, ..."""
-    roles: dict[int, str] = {}
-    for site in sites:
-        if site.k is None or site.v is None:
-            continue
-        for letter, name in zip("qkv", site.node.input[:3], strict=True):
-            for node in back(view, name):
-                if node.op_type in NORMS:
-                    roles[id(node)] = f"{letter}_norm"
-                if node.op_type == "Add":
-                    roles[id(node)] = f"{letter}_proj"
-                if node.op_type in PROJECTIONS:
-                    roles[id(node)] = f"{letter}_proj"
-                    break
-    return roles
-
-
-def back(view: View, name: str) -> Iterator[onnx.NodeProto]:
-    """Nodes from an attention's input back to its projection, nearest first."""
-    for _ in range(40):
-        node = view.maker.get(name)
-        if node is None:
-            return
-        yield node
-        if node.op_type in (*PROJECTIONS, "Split"):
-            return
-        name = next((n for n in node.input if n in view.maker), "")
 
 
 # Rows.

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,11 +59,9 @@ class Witness:
 
     def __init__(self, case: Case, known: Mapping[str, float] | None = None) -> None:
         self._case = case
-        session = RawSession(case.package)
-        if known is None:
-            known = {each.probe.id: each.floors for each in _answered(case, session, list(_askable(case)))}
-        probes = list(_fewest([probe for probe in _askable(case) if probe.id in known], known))
-        self.asked: tuple[Asked, ...] = tuple(_answered(case, session, probes))
+        self._padded: dict[str, tuple[Logits, ...]] = {}
+        session = RawSession(case.package, brief=True)
+        self.asked: tuple[Asked, ...] = tuple(_fewest(case, session, known))
         self.floors = max((each.floors for each in self.asked), default=0.0)
 
     @property
@@ -79,7 +77,7 @@ class Witness:
     def measure(self, edit: Edit) -> float:
         """Worst difference of the changed package from the reference, in floors; infinite if it does not run."""
         try:
-            session = RawSession(self._case.package, graph=edit.graph())
+            session = RawSession(self._case.package, graph=edit.graph(), brief=True)
             return max(_floors(each.truths, _put(session, each)) for each in self.asked)
         except (Invalid, ValueError):
             return float("inf")
@@ -91,7 +89,9 @@ class Witness:
         of the right one do not do, they are measured anew, as in :mod:`paritas.verify.floor`: with a last bit of every
         weight moved.
         """
-        plain = [np.asarray(truth.floors) for each in self.asked for truth in each.truths]
+        plain = [self._allowed(each, number) for each in self.asked for number in range(len(each.truths))]
+        if not any(np.isfinite(floors).any() for floors in plain):
+            return float("inf")
         with breaks():
             given = self._given()
             if (worst := self._beside(given, plain)) <= PROVEN_FLOORS:
@@ -101,6 +101,19 @@ class Witness:
                 with self._case.live.nudged(seed):
                     moved.append(self._given())
         return self._beside(given, [_own_floors(*each) for each in zip(given, plain, *moved, strict=True)])
+
+    def _allowed(self, asked: Asked, number: int) -> NDArray[np.float64]:
+        """Floors of a sequence; nothing is asked of one in which the reference with padding is not what it is alone.
+
+        transformers 5.24 zeroes padding before the input projection of a convolution, whose bias then goes on.
+        """
+        floors = np.asarray(asked.truths[number].floors)
+        if asked.probe.manner is not Manner.PADDED_LEFT:
+            return floors
+        if asked.probe.id not in self._padded:
+            self._padded[asked.probe.id] = _put(self._case.live, asked)
+        found, _ = differ(asked.truths[number].logits, self._padded[asked.probe.id][number])
+        return floors if float((found / floors).max()) <= PROVEN_FLOORS else np.full_like(floors, np.inf)
 
     def _given(self) -> list[Logits]:
         return [answer for each in self.asked for answer in _put(self._case.live, each)]
@@ -125,24 +138,15 @@ def _askable(case: Case) -> Iterator[Probe]:
             yield probe
 
 
-def _answered(case: Case, session: RawSession, probes: Sequence[Probe]) -> list[Asked]:
-    """What the package answers to each probe.
+def _answered(case: Case, session: RawSession, probe: Probe) -> Asked:
+    """What the package answers to a probe.
 
     Raises:
-        Invalid: it answers none.
+        Invalid: it does not.
     """
-    found: list[Asked] = []
-    refused: list[Invalid] = []
-    for probe in probes:
-        truths = tuple(case.truths.by_name[name] for name in probe.sequences)
-        try:
-            answers = ask(session, probe, tuple(truth.sequence for truth in truths))
-            found.append(Asked(probe, truths, answers, _floors(truths, answers)))
-        except Invalid as refusal:
-            refused.append(refusal)
-    if not found and refused:
-        raise refused[0]
-    return found
+    truths = tuple(case.truths.by_name[name] for name in probe.sequences)
+    answers = ask(session, probe, tuple(truth.sequence for truth in truths))
+    return Asked(probe, truths, answers, _floors(truths, answers))
 
 
 def _put(decoder: Decoder, asked: Asked) -> tuple[Logits, ...]:
@@ -158,17 +162,44 @@ def _floors(truths: Sequence[Truth], answers: Sequence[Logits]) -> float:
     return worst
 
 
-def _fewest(probes: Sequence[Probe], known: Mapping[str, float]) -> Iterator[Probe]:
-    """Of the failing ones: of each manner the one that fails worst; in parts and padded right only if nothing else."""
-    failing = [probe for probe in probes if known[probe.id] > PROVEN_FLOORS]
-    if not failing:
-        yield from probes
-        return
-    usual = [probe for probe in failing if probe.manner in _USUAL]
-    for manner in _ORDER:
-        same = [probe for probe in usual or failing if probe.manner is manner]
-        if same:
-            yield max(same, key=lambda probe: (probe.id in _REACHING, known[probe.id]))
+def _fewest(case: Case, session: RawSession, known: Mapping[str, float] | None) -> Iterator[Asked]:
+    """Of the probes that fail: of each manner the one that fails worst; in parts and padded right only if nothing else.
+
+    If none fails, all of them. Answers are large, and no more are held than those of the worst of each manner so far.
+
+    Raises:
+        Invalid: the package answers none.
+    """
+    worst: dict[Manner, Asked] = {}
+    right: list[Asked] = []
+    refused: list[Invalid] = []
+    for probe in _worth_asking(case, known):
+        if probe.manner not in _USUAL and worst:
+            break
+        try:
+            asked = _answered(case, session, probe)
+        except Invalid as refusal:
+            refused.append(refusal)
+            continue
+        if asked.floors <= PROVEN_FLOORS:
+            right.append(replace(asked, answers=()))
+        elif probe.manner not in worst or _rank(asked) > _rank(worst[probe.manner]):
+            worst[probe.manner] = asked
+    if refused and not (worst or right):
+        raise refused[0]
+    yield from [worst[manner] for manner in _ORDER if manner in worst] or right
+
+
+def _rank(asked: Asked) -> tuple[bool, float]:
+    return asked.probe.id in _REACHING, asked.floors
+
+
+def _worth_asking(case: Case, known: Mapping[str, float] | None) -> Iterator[Probe]:
+    """All that can be asked, the usual first; where a verification has measured them and some fail, those."""
+    probes = [probe for probe in _askable(case) if known is None or probe.id in known]
+    probes.sort(key=lambda probe: probe.manner not in _USUAL)
+    failing = [probe for probe in probes if known is not None and known[probe.id] > PROVEN_FLOORS]
+    yield from failing or probes
 
 
 class Clock:

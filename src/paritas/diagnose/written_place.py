@@ -158,3 +158,20 @@ def shown(case: Case, place: WrittenPlace, new: int, past: int, padded: int) -> 
     if values is None or values[0].shape[-2:] != (new, past + new):
         return None
     return values[0].reshape(-1, new, past + new)[0] > _SEEN
+
+
+def gives_zero(case: Case, place: WrittenPlace) -> bool:
+    """Whether a query that sees nothing gets zeros: some exporters write that behind the softmax."""
+    softmax = place.found.softmax
+    if softmax is None:
+        return False
+    name, facts = softmax.output[0], case.live.facts[place.layer]
+    while True:
+        takers = case.view.takers.get(name, ())
+        follow = [node for node, _ in takers if node.op_type == "Where" or node.op_type in PASSES]
+        if not follow:
+            break
+        name = follow[0].output[0]
+    scores = np.full((1, facts.heads, 1, _FEW + 1), -np.inf, np.float32)
+    values = evaluate_part(case.view, [name], {softmax.input[0]: scores, **feeds(case.view, 1, _FEW)}, 1)
+    return values is not None and not np.asarray(values[0]).any()

@@ -16,13 +16,13 @@ import difflib
 import importlib
 import pkgutil
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Protocol, cast
 
 from paritas.config import Config
 from paritas.errors import ParitasError, Unsupported
-from paritas.spec import Decoder
+from paritas.spec import Attention, Decoder
 
 
 class Family(Protocol):
@@ -87,3 +87,12 @@ def text_name(name: str, renames: Sequence[tuple[str, str]]) -> str:
                 new = new.replace("*", part, 1)
             return new + name[found.end() :]
     return name
+
+
+def without_keys(spec: Decoder) -> Iterator[tuple[str, str]]:
+    """Rules as in ``DROPPED`` for what a checkpoint ships, and no one reads, of layers that have queries alone."""
+    for index, layer in enumerate(spec.layers):
+        if isinstance(layer.mixer, Attention) and (owner := layer.mixer.keys_of) is not None:
+            reason = f"the layer attends to the keys and values of layer {owner}, and has none of its own"
+            for name in ("k_proj", "v_proj", "k_norm", "v_norm"):
+                yield f"model.layers.{index}.self_attn.{name}.*", reason

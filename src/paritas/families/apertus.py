@@ -9,8 +9,7 @@ from paritas.spec import Attention, Decoder, Layer, Llama3, Norm, Norms, PlainMl
 MODEL_TYPES = ("apertus",)
 TOKEN_IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
 RENAMES = ()
-_CONSTANT = "a constant of the activation, which the checkpoint stores too"
-DROPPED = (("*.mlp.act_fn.beta", _CONSTANT), ("*.mlp.act_fn.eps", _CONSTANT))
+DROPPED = ()
 _NORMS = Norms(before_attention="attention_layernorm", before_mlp="feedforward_layernorm")
 _THETA = 12_000_000.0
 

@@ -26,7 +26,7 @@ def activation(graph: Graph, kind: Activation, x: ir.Value) -> ir.Value:
 
 
 def xielu(graph: Graph, x: ir.Value) -> ir.Value:
-    """``a x^2 + x / 2`` where x is positive, ``b (e^x - 1 - x) + x / 2`` elsewhere, with a and b - 1 / 2 of softplus.
+    """``a x^2 + beta x`` where x is positive, ``b (e^x - 1 - x) + beta x`` elsewhere, with a and b - beta of softplus.
 
     ``e^x - 1`` is ``2 t / (1 - t)`` with ``t = tanh(x / 2)``, which loses nothing near 0.
     """
@@ -34,13 +34,21 @@ def xielu(graph: Graph, x: ir.Value) -> ir.Value:
     half, one = graph.scalar(0.5, "half.fp32"), graph.scalar(1.0, "one.fp32")
     with graph.scope("act_fn"):
         up, down = (op.Softplus(graph.parameter(each, graph.stored(each, (1,)))) for each in ("alpha_p", "alpha_n"))
-    least = op.Min(x, graph.scalar(-1e-6, "xielu.eps"))
+        beta, eps = _number(graph, "beta", 0.5), _number(graph, "eps", -1e-6)
+    least = op.Min(x, eps)
     tanh = op.Tanh(op.Mul(least, half))
     below = op.Sub(op.Div(op.Add(tanh, tanh), op.Sub(one, tanh)), x)
     bent = op.Where(
-        op.Greater(x, graph.scalar(0.0, "zero.fp32")), op.Mul(op.Mul(up, x), x), op.Mul(op.Add(down, half), below)
+        op.Greater(x, graph.scalar(0.0, "zero.fp32")), op.Mul(op.Mul(up, x), x), op.Mul(op.Add(down, beta), below)
     )
-    return op.Add(bent, op.Mul(x, half))
+    return op.Add(bent, op.Mul(x, beta))
+
+
+def _number(graph: Graph, name: str, default: float) -> ir.Value:
+    """A buffer of the present scope; older checkpoints leave it to the class."""
+    if graph.has(name):
+        return graph.parameter(name, graph.stored(name, ()))
+    return graph.scalar(default, f"xielu.{name}")
 
 
 def gated(graph: Graph, kind: Activation | ClampedSwiglu, gate: ir.Value, up: ir.Value) -> ir.Value:

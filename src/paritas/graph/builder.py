@@ -11,7 +11,14 @@ from onnxscript import GraphBuilder
 
 from paritas.checkpoint import Tensor
 from paritas.errors import ParitasError
-from paritas.weights import Rows, Stored, Weight
+from paritas.weights import Float, Rows, Storage, Stored, View, Weight
+
+Storing = Callable[[str, tuple[int, ...]], Storage]
+
+
+def as_fp32(name: str, shape: tuple[int, ...]) -> Storage:
+    """Every matrix is stored as fp32."""
+    return Float.FP32
 
 
 class Graph:
@@ -20,19 +27,23 @@ class Graph:
     Args:
         tensors: the checkpoint's tensors, by the name that the graph's scopes will ask for.
         opsets: operator set versions by domain.
+        storing: how a matrix is stored, by its name and its shape.
 
     Attributes:
         op: onnxscript's operator builder (``graph.op.MatMul(a, b)``).
         weights: initializer name -> weight, in the order in which the graph first uses them.
+        matrices: name -> weight, of everything that the recipe was asked about.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], opsets: Mapping[str, int]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], opsets: Mapping[str, int], storing: Storing = as_fp32) -> None:
         self._tensors = tensors
+        self._storing = storing
         self._path: list[str] = []
         self.ir = ir.Graph([], [], nodes=[], name="decoder", opset_imports=dict(opsets))
         self._builder = GraphBuilder(self.ir)
         self.op: Any = self._builder.op
         self.weights: dict[str, Weight] = {}
+        self.matrices: dict[str, Weight] = {}
 
     @contextmanager
     def scope(self, *names: str) -> Generator[None]:
@@ -67,6 +78,12 @@ class Graph:
             ParitasError: as :meth:`stored`.
         """
         return Rows(self._tensor(name, shape), ranges)
+
+    def matrix(self, name: str, weight: Weight) -> Weight:
+        """``weight``, which the present scope calls ``name``, stored as the recipe says: what is multiplied by."""
+        full = self._name(name)
+        self.matrices[full] = weight.stored_as(self._storing(full, weight.shape))
+        return self.matrices[full]
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a tensor ``name`` of the present scope."""
@@ -104,13 +121,16 @@ class Graph:
         full = self._name(name)
         if full not in self.weights:
             self.weights[full] = weight
-            value = ir.Value(name=full, shape=ir.Shape(weight.shape), type=ir.TensorType(ir.DataType.FLOAT))
+            dtype = ir.DataType.from_numpy(weight.dtype)
+            value = ir.Value(name=full, shape=ir.Shape(weight.shape), type=ir.TensorType(dtype))
             # The data follows (package.data); until then the place is held by an empty external tensor.
-            value.const_value = ir.ExternalTensor(
-                "", None, None, ir.DataType.FLOAT, shape=ir.Shape(weight.shape), name=full
-            )
+            value.const_value = ir.ExternalTensor("", None, None, dtype, shape=ir.Shape(weight.shape), name=full)
             self.ir.register_initializer(value)
         return self.ir.initializers[full]
+
+    def view(self, name: str, of: ir.Value, shape: tuple[int, ...]) -> ir.Value:
+        """The bytes of the initializer ``of`` in another shape, as an initializer of its own."""
+        return self.parameter(name, View(str(of.name), self.weights[str(of.name)], shape))
 
     def constant(self, array: NDArray[Any], name: str) -> ir.Value:
         """A small constant that lies in the graph itself; shared by name across scopes."""
@@ -151,6 +171,14 @@ class Graph:
             return made.subgraph(inside, inputs, outputs, name=name)
         finally:
             self.op = around
+
+    def optional(self, name: str, default: NDArray[Any]) -> ir.Value:
+        """A graph input that is ``default`` where it is not given."""
+        tensor = ir.tensor(default, name=name)
+        value = ir.Value(name=name, shape=ir.Shape(default.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+        self.ir.inputs.append(value)
+        self.ir.register_initializer(value)
+        return value
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:
         """A graph input."""

@@ -5,13 +5,14 @@ writes them), or one for all (``experts.gate_up_proj``, GraniteMoE and gpt-oss).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from paritas.graph.builder import Graph
-from paritas.graph.linear import linear
+from paritas.graph.linear import router
 from paritas.spec import Experts, Stacking
 from paritas.targets.base import ExpertWeights, Target
 from paritas.weights import Stack
@@ -21,10 +22,22 @@ Matrix = NDArray[np.float32]
 
 def experts(graph: Graph, target: Target, spec: Experts, hidden: int, x: ir.Value) -> ir.Value:
     """What the chosen experts give, [batch, sequence, hidden] in and out."""
-    scores = linear(graph, target, "gate", x, hidden, spec.count, spec.bias)
+    return routed(graph, target, spec, hidden, x, router(graph, target, "gate", x, hidden, spec.count, spec.bias))
+
+
+def routed(
+    graph: Graph,
+    target: Target,
+    spec: Experts,
+    hidden: int,
+    x: ir.Value,
+    scores: ir.Value,
+    scale: ir.Value | None = None,
+) -> ir.Value:
+    """The same by scores [batch, sequence, experts]; ``scale`` [experts] multiplies what each gives."""
     with graph.scope("experts"):
         weights = stacked(graph, spec, hidden) if graph.has("gate_up_proj") else one_by_one(graph, spec, hidden)
-        return target.experts(graph, spec, x, scores, weights)
+        return target.experts(graph, spec, x, scores, replace(weights, scale=scale))
 
 
 def one_by_one(graph: Graph, spec: Experts, hidden: int) -> ExpertWeights:

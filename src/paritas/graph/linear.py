@@ -23,6 +23,15 @@ def linear(
 ) -> ir.Value:
     """``x @ name.weight.T (+ name.bias)``: [batch, sequence, inputs] -> [batch, sequence, outputs]."""
     with graph.scope(name):
+        y = target.linear(graph, x, graph.matrix("weight", graph.stored("weight", (outputs, inputs))))
+        return graph.op.Add(y, graph.parameter("bias", graph.stored("bias", (outputs,)))) if bias else y
+
+
+def router(
+    graph: Graph, target: Target, name: str, x: ir.Value, inputs: int, outputs: int, bias: bool = False
+) -> ir.Value:
+    """The same of a small matrix that decides: rounded, it would choose other experts, so it never is."""
+    with graph.scope(name):
         y = target.linear(graph, x, graph.stored("weight", (outputs, inputs)))
         return graph.op.Add(y, graph.parameter("bias", graph.stored("bias", (outputs,)))) if bias else y
 
@@ -35,5 +44,5 @@ def linear_part(
         weight = graph.packed("weight", (part.rows, inputs), part.ranges)
         offset = graph.packed("bias", (part.rows,), part.ranges) if bias else None
     with graph.scope(name):
-        y = target.linear(graph, x, weight)
+        y = target.linear(graph, x, graph.matrix("weight", weight))
         return y if offset is None else graph.op.Add(y, graph.parameter("bias", offset))

@@ -5,12 +5,13 @@ import onnx_ir as ir
 from paritas.graph.activation import activation
 from paritas.graph.builder import Graph
 from paritas.graph.experts import experts
-from paritas.graph.linear import Part, linear, linear_part
-from paritas.spec import Experts, FeedForward, Mlp, PlainMlp
+from paritas.graph.linear import Part, linear, linear_part, router
+from paritas.graph.sparsity import sparse
+from paritas.spec import Experts, Mlp, MlpModule, PlainMlp
 from paritas.targets.base import Target
 
 
-def feed_forward(graph: Graph, target: Target, spec: FeedForward, hidden: int, x: ir.Value) -> ir.Value:
+def feed_forward(graph: Graph, target: Target, spec: MlpModule, hidden: int, x: ir.Value) -> ir.Value:
     """Whatever the layer has, [batch, sequence, hidden] in and out."""
     with graph.scope("mlp"):
         match spec:
@@ -29,7 +30,7 @@ def mixture(graph: Graph, target: Target, spec: Experts, hidden: int, x: ir.Valu
         return routed
     with graph.scope("shared_expert"):
         shared = mlp(graph, target, spec.shared, hidden, x)
-    share = graph.op.Sigmoid(linear(graph, target, "shared_expert_gate", x, hidden, 1))
+    share = graph.op.Sigmoid(router(graph, target, "shared_expert_gate", x, hidden, 1))
     return graph.op.Add(routed, graph.op.Mul(share, shared))
 
 
@@ -43,6 +44,8 @@ def mlp(graph: Graph, target: Target, spec: Mlp, hidden: int, x: ir.Value) -> ir
         second = Part(spec.packed, 2 * spec.width, [(spec.width, 2 * spec.width)])
         gate = linear_part(graph, target, "gate_proj", first, x, hidden, spec.bias)
         up = linear_part(graph, target, "up_proj", second, x, hidden, spec.bias)
+    if spec.sparsity is not None:
+        gate = sparse(graph, spec.sparsity, gate)
     gated = graph.op.Mul(activation(graph, spec.activation, gate), up)
     return linear(graph, target, "down_proj", gated, spec.width, hidden, spec.bias)
 

@@ -73,6 +73,14 @@ class Residual:
             self._x, self._pending = self._graph.op.Add(self._x, self._pending), None
         return self._x
 
+    def multiply(self, factor: ir.Value) -> None:
+        """Multiply the stream so far."""
+        self._x = self._graph.op.Mul(self.value(), factor)
+
+    def divide(self, divisor: ir.Value) -> None:
+        """Divide the stream so far."""
+        self._x = self._graph.op.Div(self.value(), divisor)
+
     def norm(self, spec: AnyNorm, name: str) -> ir.Value:
         """The stream so far, normalised by ``name``."""
         scale = _scale(self._graph, spec, name, self._width)
@@ -88,8 +96,9 @@ class Residual:
 
 
 def _scale(graph: Graph, spec: AnyNorm, name: str, width: int) -> Scale:
-    if isinstance(spec, LayerNorm) and not spec.weight:
-        return LayerScale(graph.constant(np.ones(width, np.float32), f"ones.{width}"), None, spec.eps)
+    if not spec.weight:
+        ones = graph.constant(np.ones(width, np.float32), f"ones.{width}")
+        return LayerScale(ones, None, spec.eps) if isinstance(spec, LayerNorm) else RmsScale(ones, spec.eps)
     with graph.scope(name):
         weight = graph.parameter("weight", graph.stored("weight", (width,)) + spec.offset)
         if not isinstance(spec, LayerNorm):

@@ -24,7 +24,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from paritas.spec import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
+from paritas.spec import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Yarn
 
 Float32: TypeAlias = NDArray[np.float32]
 
@@ -65,6 +65,8 @@ def inverse_frequencies(rope: Rope, length: int = 1) -> Float32:
             return _yarn(periods, rope.theta, rope.scaling)
         case LongRope(short):
             return np.float32(1) / (np.array(short, np.float32) * periods)
+        case Proportional():
+            return _proportional(rope.theta, exponents, rope.scaling)
 
 
 def far(rope: Rope) -> Rope:
@@ -80,36 +82,37 @@ def switch(rope: Rope | None, context: int) -> int | None:
 
 
 def tables(rope: Rope, start: int, stop: int) -> tuple[Float32, Float32]:
-    """Cosine and sine at positions ``start`` to ``stop - 1``, each of shape ``[stop - start, dim / 2]``.
+    """Cosine and sine, as :func:`table` gives them."""
+    return table(rope, np.cos, start, stop), table(rope, np.sin, start, stop)
+
+
+def table(rope: Rope, turned: np.ufunc, start: int, stop: int) -> Float32:
+    """``turned``, np.cos or np.sin, at positions ``start`` to ``stop - 1``, of shape ``[stop - start, dim / 2]``.
 
     The angle (radians) is the fp32 product of position and frequency; its cosine and sine are taken in fp64
     and rounded once, so they may differ from torch's by one last bit (6e-8). The attention factor, where there is
-    one, multiplies them in fp32. A caller bounds memory by asking for a block of rows: no more than three fp32
+    one, multiplies them in fp32. A caller bounds memory by asking for a block of rows: no more than two fp32
     arrays of the block's shape are held.
     """
     positions = np.arange(start, stop, dtype=np.float32)
     angles = positions[:, None] * inverse_frequencies(rope)
-    cos, sin = np.empty_like(angles), np.empty_like(angles)
-    np.cos(angles, out=cos, dtype=np.float64, casting="same_kind")
-    np.sin(angles, out=sin, dtype=np.float64, casting="same_kind")
+    turned(angles, out=angles, dtype=np.float64, casting="same_kind")
     if rope.attention_factor != 1.0:
-        cos *= np.float32(rope.attention_factor)
-        sin *= np.float32(rope.attention_factor)
-    return cos, sin
+        angles *= np.float32(rope.attention_factor)
+    return angles
 
 
-def stacked_tables(rope: Rope, context: int, start: int, stop: int) -> tuple[Float32, Float32]:
-    """Rows ``start`` to ``stop - 1`` of the tables that a graph holds.
+def stacked_table(rope: Rope, context: int, turned: np.ufunc, start: int, stop: int) -> Float32:
+    """Rows ``start`` to ``stop - 1`` of the table of cosines, or of sines, that a graph holds.
 
     Those of positions ``0`` to ``context - 1``. Where the RoPE has a :func:`switch`, that many rows for calls within
     it come first, and ``context`` rows for calls beyond it follow.
     """
     border = switch(rope, context)
     if border is None:
-        return tables(rope, start, stop)
-    near = tables(rope, min(start, border), min(stop, border))
-    beyond = tables(far(rope), max(start - border, 0), max(stop - border, 0))
-    return np.concatenate([near[0], beyond[0]]), np.concatenate([near[1], beyond[1]])
+        return table(rope, turned, start, stop)
+    near = table(rope, turned, min(start, border), min(stop, border))
+    return np.concatenate([near, table(far(rope), turned, max(start - border, 0), max(stop - border, 0))])
 
 
 def _base(rope: Rope, length: int) -> float:
@@ -121,6 +124,12 @@ def _base(rope: Rope, length: int) -> float:
         return rope.theta * (factor * 1.0 - (factor - 1)) ** power
     stretch = np.float32(factor) * np.float32(length) / np.float32(original) - np.float32(factor - 1)
     return float(np.float32(rope.theta) * np.float32(float(stretch) ** power))
+
+
+def _proportional(theta: float, exponents: Float32, scaling: Proportional) -> Float32:
+    """Frequencies of the pairs that turn, which torch computes by themselves, and zeros."""
+    turning = np.float32(1) / _power(theta, exponents[: scaling.pairs])
+    return np.concatenate([turning, np.zeros(exponents.size - scaling.pairs, np.float32)]) / np.float32(scaling.factor)
 
 
 def _yarn(periods: Float32, theta: float, scaling: Yarn) -> Float32:

@@ -25,8 +25,13 @@ class State:
 
 
 def states(mixer: Mixer, hidden: int, layer: int) -> tuple[State, ...]:
-    """Keys and values, [kv_heads, length, head_dim] each; or what a convolution has seen last, [hidden, kernel - 1]."""
+    """Keys and values, [kv_heads, length, head_dim] each; or what a convolution has seen last, [hidden, kernel - 1].
+
+    A layer that attends to another one's keys carries nothing.
+    """
     match mixer:
+        case Attention(keys_of=int()):
+            return ()
         case Attention():
             shape = (mixer.kv_heads, GROWS, mixer.head_dim)
             return tuple(

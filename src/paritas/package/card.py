@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from paritas.providers import HERE
+
 _CARD = """---
 library_name: onnxruntime
 tags: [onnx, onnxruntime, onnxruntime-genai, paritas]
@@ -14,7 +16,8 @@ Exported by Paritas {version} from `{source}` (`{model_type}`).
 | | |
 |---|---|
 | Verdict | **{verdict}** |
-| Target | `{target}`, {dtype} |
+| Target | `{target}`, {dtype}, {size} |
+| Matrices | {stored} |
 | Context | {context:,} positions |
 | Parameters | {parameters:,} |
 
@@ -32,6 +35,10 @@ _MEANING = {
     "proven": "Every probe agrees with transformers within 5 times the reference's own noise floor.",
     "not tested": "**This package was not verified.** Whether it computes what the checkpoint computes is not known.",
 }
+_OF_ITS_OWN = (
+    "Every probe agrees, within 5 times the reference's own noise floor, with transformers that has this package's own "
+    "rounded weights; both compute in fp32. What the rounding costs is `precision.quality` in `evidence/evidence.json`."
+)
 _VERIFIED = (
     "`evidence/evidence.json` is that of its verification: versions, hashes, prompts, floors, differences; "
     "`evidence/report.html` shows it."
@@ -43,6 +50,15 @@ _UNPROVEN = (
 
 def card(facts: Mapping[str, Any]) -> str:
     """The card's text, from the facts of the export."""
-    verdict = str(facts["verdict"])
+    verdict, provider = str(facts["verdict"]), str(facts["provider"])
+    size = f"{facts['bytes'] / 2**20:,.0f} MiB"
+    meaning = _meaning(verdict, str(facts["dtype"]))
+    if provider != HERE:
+        meaning += f"\n\nThat was on the CPU, in fp32 arithmetic. On {provider}: **not tested**."
     record = "There is none of a verification." if verdict == "not tested" else _VERIFIED
-    return _CARD.format(**facts, meaning=_MEANING.get(verdict, _UNPROVEN), record=record)
+    return _CARD.format(**facts, size=size, meaning=meaning, record=record)
+
+
+def _meaning(verdict: str, dtype: str) -> str:
+    narrow = verdict == "proven" and dtype != "fp32"
+    return _OF_ITS_OWN if narrow else _MEANING.get(verdict, _UNPROVEN)

@@ -1,14 +1,16 @@
 """Streams the weights into the external data file."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paritas.errors import ParitasError
-from paritas.weights import Weight
+from paritas.package.stream import stream
+from paritas.weights import View, Weight, check_finite
 
 ALIGNMENT = 4096  # a page: runtimes map each tensor by itself
 
@@ -24,7 +26,7 @@ class Placed:
 def write_data(
     path: Path, weights: Mapping[str, Weight], advance: Callable[[int], None]
 ) -> tuple[dict[str, Placed], str]:
-    """Write every weight as little-endian fp32, one block in memory at a time.
+    """Write every weight as it is stored, little-endian, one block in memory at a time.
 
     Args:
         path: the file to write.
@@ -35,36 +37,36 @@ def write_data(
         Where each weight lies, and the SHA-256 of the file.
 
     Raises:
-        ParitasError: ``weight-not-finite``, with the checkpoint tensor.
+        ParitasError: ``weight-not-finite``, ``weight-beyond-dtype``, with the checkpoint tensor.
     """
     placed: dict[str, Placed] = {}
-    digest = hashlib.sha256()
-    position = 0
-    with path.open("wb") as file:
+    with stream(path) as file:
         for name, weight in weights.items():
-            padding = bytes(-position % ALIGNMENT)
-            file.write(padding)
-            digest.update(padding)
-            position += len(padding)
-            start = position
+            if isinstance(weight, View):
+                placed[name] = placed[weight.of]
+                continue
+            file.write(memoryview(bytes(-file.position % ALIGNMENT)))
+            start = file.position
             for block in weight.blocks():
-                _check_finite(block, name, weight)
-                data = np.ascontiguousarray(block, dtype="<f4").data
+                data = _stored(block, name, weight)
                 file.write(data)
-                digest.update(data)
-                position += data.nbytes
                 advance(data.nbytes)
-            placed[name] = Placed(start, position - start)
-    return placed, digest.hexdigest()
+            placed[name] = Placed(start, file.position - start)
+        return placed, file.finish()
 
 
-def _check_finite(block: np.ndarray[tuple[int, ...], np.dtype[np.float32]], name: str, weight: Weight) -> None:
-    finite = np.isfinite(block)
-    if not finite.all():
-        bad = block.size - int(np.count_nonzero(finite))
+def _stored(block: NDArray[Any], name: str, weight: Weight) -> memoryview:
+    """The block's bytes in the file: rounded once, little-endian."""
+    if block.dtype == np.float32:
+        check_finite(block, name, weight.sources)
+    with np.errstate(over="ignore"):
+        cast = np.ascontiguousarray(block, dtype=weight.dtype.newbyteorder("<"))
+    if cast.dtype != block.dtype and not np.isfinite(cast.astype(np.float32)).all():
+        largest = float(np.abs(block).max())
         raise ParitasError(
-            "weight-not-finite",
-            f"{bad:,} NaN or Inf value{'s' if bad > 1 else ''} in {', '.join(weight.sources) or name}",
+            "weight-beyond-dtype",
+            f"{', '.join(weight.sources) or name} has a value of {largest:,.0f}, which {weight.storage} cannot hold",
             place=name,
-            hint="The checkpoint itself is broken (a failed merge or training run): no export of it can be right.",
+            hint="Export it as bf16, which has the range of fp32, or as int8 or fp32.",
         )
+    return cast.view(np.uint8).data

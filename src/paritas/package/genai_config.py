@@ -46,6 +46,7 @@ _TYPES = frozenset(
         "gemma",
         "gemma2",
         "gemma3_text",
+        "gemma4_text",
         "granite",
         "lfm2",
         "llama",
@@ -68,6 +69,7 @@ def genai_config(
     *,
     shared_buffer: bool,
     context: int,
+    session_options: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration, and the generation defaults that ORT GenAI has no place for.
 
@@ -79,6 +81,8 @@ def genai_config(
         generation: generation_config.json.
         shared_buffer: the graph's attention writes its cache in place.
         context: positions that the graph's tables cover.
+        session_options: ``provider_options``, the execution providers beside the CPU as ORT GenAI names them, and
+            entries of ONNX Runtime's session configuration.
 
     Raises:
         ParitasError: ``generation-value-wrong``.
@@ -92,7 +96,7 @@ def genai_config(
             **token_ids,
             "context_length": context,
             "decoder": {
-                "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+                "session_options": {"log_id": "onnxruntime-genai", **session_options},
                 "filename": "model.onnx",
                 "head_size": attention.head_dim,
                 "hidden_size": spec.hidden,

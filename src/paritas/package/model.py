@@ -17,13 +17,13 @@ _IR_VERSION = 11  # of opset 23; older readers refuse a newer one
 def write_model(folder: Path, graph: Graph, placed: Mapping[str, Placed], metadata: Mapping[str, str]) -> None:
     """Write the graph beside its data file."""
     for name, place in placed.items():
-        value = graph.ir.initializers[name]
+        value, weight = graph.ir.initializers[name], graph.weights[name]
         value.const_value = ir.ExternalTensor(
             DATA,
             place.offset,
             place.length,
-            ir.DataType.FLOAT,
-            shape=ir.Shape(graph.weights[name].shape),
+            ir.DataType.from_numpy(weight.dtype),
+            shape=ir.Shape(weight.shape),
             name=name,
             base_dir=str(folder),
         )

@@ -29,7 +29,9 @@ _PACKAGE = (
     "*.model",
     "LICENSE*",
     ".gitattributes",
+    "assistant",
     "evidence",
+    "policies",
 )
 
 

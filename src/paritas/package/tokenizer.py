@@ -7,6 +7,7 @@ from typing import Any, cast
 from tokenizers import Tokenizer
 
 from paritas.errors import ParitasError
+from paritas.package.vocabulary import without_vocabulary
 
 _TEMPLATE = "chat_template.jinja"
 
@@ -26,14 +27,15 @@ def tokenizer_files(files: Mapping[str, bytes], place: str) -> dict[str, bytes]:
             "export without one: --no-tokenizer.",
         )
     _check_loads(files["tokenizer.json"], f"{place}, tokenizer.json")
-    objects = {name: _object(files[name], f"{place}, {name}") for name in files if name.endswith(".json")}
+    rest = [name for name in files if name.endswith(".json") and name != "tokenizer.json"]
+    objects = {name: _object(files[name], f"{place}, {name}") for name in rest}
     template = _chat_template(files, objects, place)
     return dict(files) if template is None else {**files, _TEMPLATE: template.encode()}
 
 
 def _check_loads(content: bytes, place: str) -> None:
     try:
-        Tokenizer.from_str(content.decode())
+        Tokenizer.from_str((without_vocabulary(content) or content).decode())
     except Exception as error:  # tokenizers raises a bare Exception for whatever it cannot read
         raise _corrupt(f"it does not load: {error}", place) from None
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from paritas.audit.run import Audit, audit
-from paritas.checkpoint import open_checkpoint
+from paritas.checkpoint import Checkpoint, open_checkpoint
 from paritas.diagnose.diagnosis import Diagnosis
 from paritas.errors import ParitasError
 from paritas.progress import Progress, silent
@@ -14,7 +14,11 @@ from paritas.verify.evidence import Evidence
 
 
 def with_audit(
-    evidence: Evidence, package: Path, against: Path, progress: Progress = silent, diagnosis: Diagnosis | None = None
+    evidence: Evidence,
+    package: Path,
+    against: Path | Checkpoint,
+    progress: Progress = silent,
+    diagnosis: Diagnosis | None = None,
 ) -> Report:
     """The report of a verification and of an audit of the same files; where those cannot be audited, it says why."""
     try:
@@ -25,7 +29,7 @@ def with_audit(
     return build.of_verification(evidence, named(package), audited, words, diagnosis)
 
 
-def of_export(evidence: Evidence, name: str, against: Path) -> Report:
+def of_export(evidence: Evidence, name: str, against: Path | Checkpoint) -> Report:
     """The report of the verification of a package that was exported just now, and will be called ``name``."""
     return build.of_verification(evidence, name, words=words_of(open_checkpoint(against).tokenizer_files))
 

@@ -14,6 +14,7 @@ CELLS = 720
 
 _STEPWISE = frozenset({"decode", "greedy", "padding", "end", "switch-decode"})
 _CACHE = "cache"
+_HIDDEN = "hidden"
 _HALF = re.compile(r"layer (\d+) (\w+)")
 
 
@@ -36,6 +37,8 @@ def _panel(
 ) -> Panel:
     if records[0].id == _CACHE:
         return _caches(records)
+    if records[0].id == _HIDDEN:
+        return _hidden(records)
     length = max(len(sequences[name].ids) for name in names)
     cell = math.ceil(length / CELLS)
     rows = [row for record in records for row in _rows(record, sequences, cell)]
@@ -82,6 +85,16 @@ def _caches(records: Sequence[ProbeRecord]) -> Panel:
     layers = max((len(row.log10) for row in rows), default=0)
     title = f"keys and values, {layers:,} layers"
     return Panel(title=title, axis="layer", length=layers, cell=1, marks=(), rows=tuple(rows))
+
+
+def _hidden(records: Sequence[ProbeRecord]) -> Panel:
+    """Hidden states over positions, a strip a layer, each by floors of its own."""
+    found = [(record, each) for record in records for each in record.differences if each.floors]
+    length = max((len(each.differences) for _, each in found), default=0)
+    cell = max(1, math.ceil(length / CELLS))
+    rows = [_strip(record, each.sequence, _ratios(each.differences, each.floors), cell) for record, each in found]
+    title = f"hidden states, {length:,} tokens"
+    return Panel(title=title, axis="position", length=length, cell=cell, marks=(), rows=tuple(rows))
 
 
 def _strip(record: ProbeRecord, label: str, ratios: Sequence[float], cell: int, steps_from: int | None = None) -> Row:

@@ -34,6 +34,7 @@ class Cache:
             grows, else with all its room.
         window: tokens that it must hold at least, if it drops others; None if it holds them all.
         dtype: of its elements.
+        in_place: whether the attention writes the new tokens over the past where past and present are one tensor.
     """
 
     layer: int
@@ -47,6 +48,13 @@ class Cache:
     fresh: tuple[int, ...]
     window: int | None
     dtype: np.dtype[Any]
+    in_place: bool = False
+
+    def with_room(self, tokens: int) -> "Cache":
+        """With room for so many tokens from the start, if it is written in place; else as it is."""
+        if not self.in_place:
+            return self
+        return replace(self, fresh=(*self.fresh[: self.axis - 1], tokens, *self.fresh[self.axis :]))
 
     @property
     def halves(self) -> tuple[Carried, Carried]:
@@ -130,7 +138,11 @@ def _cache(wiring: Wiring, layer: int, past: dict[Slot, Port], present: dict[Slo
     if keys != values or key.element != value.element:
         raise refused("graph-cache-layout", f"layer {layer}: keys are {key}, values are {value}", model)
     names = key.name, value.name, *given
-    return Cache(layer, *names, keys.kv_heads, keys.head_dim, keys.axis, keys.fresh, keys.window, key.dtype)
+    growing = keys.window is None and 0 in keys.fresh
+    # What another layer attends to has to be the cache as long as it is, not a buffer with room behind it.
+    shared = next((reader for each in given for reader in wiring.readers(each)), None)
+    in_place = growing and shared is None and all(reader.operator == GQA for reader in wiring.readers(key.name))
+    return Cache(layer, *names, keys.kv_heads, keys.head_dim, keys.axis, keys.fresh, keys.window, key.dtype, in_place)
 
 
 def _layout(wiring: Wiring, past: Port, present: str, model: Path) -> Layout:

@@ -17,6 +17,7 @@ from paritas.runtime.decoder import State
 from paritas.runtime.faults import refusal
 from paritas.runtime.package import CONFIG, Package
 from paritas.runtime.ports import read_ports
+from paritas.runtime.rows import ALL, giving_all
 
 # The runtime's own generation defaults would bend the logits or the choice: nothing of them is left.
 _NEUTRAL = {"do_sample": False, "repetition_penalty": 1.0, "top_k": 1, "temperature": 1.0, "min_length": 0}
@@ -45,6 +46,8 @@ class GenAISession:
         capacity: the most tokens that one sequence will have; None stands for the package's context length,
             whose caches some packages allocate at once. A windowed package gets its window at least.
         threads: threads within an operator; None leaves it to the runtime.
+        as_it_is: a graph that can be asked for the logits of all positions is left at its default. The runtime cannot
+            ask it, so :meth:`forward`, which needs them, has the default changed in memory.
 
     Raises:
         ParitasError: ``genai-missing`` if onnxruntime-genai is not installed, ``genai-config-missing``,
@@ -55,12 +58,17 @@ class GenAISession:
 
     runtime = "onnxruntime-genai"
 
-    def __init__(self, package: Package, capacity: int | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self, package: Package, capacity: int | None = None, threads: int | None = None, *, as_it_is: bool = False
+    ) -> None:
         self._genai = _import()
         _refuse_native_code(package.genai_config, package.folder)
         self.version: str = self._genai.__version__
         self._folder = package.folder
-        self._logits = read_ports(package.model, package.head_size, package.rewritten).logits
+        ports = read_ports(package.model, package.head_size, package.rewritten)
+        self._logits = ports.logits
+        # What has left a window or a convolution, the runtime cannot bring back.
+        self.goes_back = not ports.states and all(cache.window is None for cache in ports.caches)
         self._max_length = _max_length(package, capacity)
         session: dict[str, int | str] = {"log_severity_level": _SILENT}
         if threads is not None:
@@ -76,14 +84,21 @@ class GenAISession:
             config = self._genai.Config(str(package.folder))
             config.clear_providers()
             config.overlay(json.dumps(overlay))
-            if package.rewritten is not None:
+            changed = package.rewritten
+            if ports.kept is not None and not as_it_is:
+                changed = giving_all(package.proto, ports.kept, ports.logits)
+            if changed is not None:
                 # The runtime reads these bytes when it makes the model: they have to live until then.
-                graph = package.rewritten.SerializeToString()
+                graph = changed.SerializeToString()
                 config.add_model_data(package.model.relative_to(package.folder).as_posix(), graph)
             self._model = self._genai.Model(config)
 
     def forward(
-        self, ids: NDArray[np.int64], state: State | None = None, mask: NDArray[np.int64] | None = None
+        self,
+        ids: NDArray[np.int64],
+        state: State | None = None,
+        mask: NDArray[np.int64] | None = None,
+        rows: int = ALL,
     ) -> tuple[NDArray[np.float32], GenAIState]:
         """Logits ``[1, new, vocab]`` of ``ids`` ``[1, new]``, as any ``Decoder`` gives them.
 
@@ -91,6 +106,7 @@ class GenAISession:
             Invalid: ``genai-batch`` for several rows or padding; ``genai-context`` beyond the capacity;
                 ``runtime-failed``; ``graph-last-logits``.
         """
+        del rows  # the runtime cannot ask the graph for some
         batch, new = ids.shape
         if batch != 1 or (mask is not None and not mask.all()):
             raise Invalid(
@@ -107,9 +123,9 @@ class GenAISession:
                 place=str(self._folder),
                 hint="Ask for a larger capacity, up to the package's context length.",
             )
-        with self._told(f"run {new} tokens after {current.length}"):
-            current.generator.append_tokens(ids.astype(np.int32))
-            logits = np.array(current.generator.get_output(self._logits), np.float32)
+        after = self.advance(ids, current)
+        with self._told("hand over the logits"):
+            logits = np.array(after.generator.get_output(self._logits), np.float32)
         if logits.shape[:2] != (1, new):
             raise Invalid(
                 "graph-last-logits",
@@ -117,7 +133,33 @@ class GenAISession:
                 place=str(self._folder),
                 hint="Export the graph with the logits of every position.",
             )
-        return logits, GenAIState(current.length + new, current.generator)
+        return logits, after
+
+    def advance(self, ids: NDArray[np.int64], state: State | None = None) -> GenAIState:
+        """Run ``ids`` ``[1, new]``, and leave the logits where they are.
+
+        Raises:
+            Invalid: ``runtime-failed``.
+        """
+        current = self._start() if state is None else _resume(state)
+        new = ids.shape[1]
+        with self._told(f"run {new} tokens after {current.length}"):
+            current.generator.append_tokens(ids.astype(np.int32))
+        return GenAIState(current.length + new, current.generator)
+
+    def kept(self, before: State | None, after: State, ids: NDArray[np.int64], count: int) -> GenAIState:
+        """See :meth:`paritas.runtime.decoder.Decoder.kept`; the generator is set back.
+
+        Raises:
+            Invalid: ``runtime-failed``.
+        """
+        del before  # the generator has gone on from it
+        current = _resume(after)
+        length = current.length - ids.shape[1] + count
+        if length < current.length:
+            with self._told(f"go back to {length} tokens"):
+                current.generator.rewind_to(length)
+        return GenAIState(length, current.generator)
 
     def _start(self) -> GenAIState:
         with self._told("make a generator"):

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paritas.errors import Invalid, ParitasError
+from paritas.runtime.assistant import Assistant, read_pairing
 from paritas.runtime.chat import ChatTokenizer
-from paritas.runtime.decoder import Decoder, State
+from paritas.runtime.decoder import Decoder
+from paritas.runtime.drafting import Draft, Drafter, NoDrafts, PromptLookup
 from paritas.runtime.genai import GenAISession
 from paritas.runtime.package import Package, read_object
 from paritas.runtime.sampling import Sampling, of_package
@@ -32,6 +35,9 @@ class Statistics:
         decode_seconds: from then on.
         tokens_per_second: tokens chosen in ``decode_seconds``, by that time; 0 if there was none.
         stop_reason: ``eos`` if the model ended the text, ``length`` if it was cut.
+        drafted: tokens that were guessed ahead.
+        accepted: of those, the ones that the model chose too.
+        calls: of the model, the prompt's included.
     """
 
     prompt_tokens: int
@@ -40,16 +46,20 @@ class Statistics:
     decode_seconds: float
     tokens_per_second: float
     stop_reason: Literal["eos", "length"]
+    drafted: int
+    accepted: int
+    calls: int
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How to go on from a prompt: which token to take, and when to stop."""
+    """How to go on from a prompt: which token to take, when to stop, and who guesses ahead."""
 
     sampling: Sampling
     stops: frozenset[int]
     max_new_tokens: int
     seed: int | None
+    drafter: Drafter
 
 
 class Generation:
@@ -87,44 +97,97 @@ class Generation:
         return self._statistics
 
     def _run(self) -> Iterator[str]:
-        plan, decode, chosen = self._plan, 0.0, 0
-        start = time.perf_counter()
-        token, state = self._next(self.prompt, None)
-        prefill = time.perf_counter() - start
-        while token not in plan.stops:
+        plan = self._plan
+        count, reason = _Count(), "length"
+        for token in self._chosen(count):
+            if token in plan.stops:
+                reason = "eos"
+                break
             self.tokens.append(token)
             piece = self._text.push(token)
             if piece:
                 yield piece
             if len(self.tokens) == plan.max_new_tokens:
                 break
-            start = time.perf_counter()
-            token, state = self._next([token], state)
-            decode += time.perf_counter() - start
-            chosen += 1
-        ended = token in plan.stops
-        if ended and (rest := self._text.finish()):  # a cut may fall within a character, which is no text yet
+        if reason == "eos" and (rest := self._text.finish()):  # a cut may fall within a character, which is no text yet
             yield rest
-        self._statistics = Statistics(
-            len(self.prompt),
-            len(self.tokens),
-            prefill,
-            decode,
-            chosen / decode if chosen else 0.0,
-            "eos" if ended else "length",
-        )
+        self._statistics = count.statistics(len(self.prompt), len(self.tokens), reason)
 
-    def _next(self, ids: Sequence[int], state: State | None) -> tuple[int, State]:
-        logits, state = self._decoder.forward(np.array([ids], np.int64), state)
-        last = logits[0, -1]
-        if np.isnan(last).any():
+    def _chosen(self, count: "_Count") -> Iterator[int]:
+        """Token after token, each before it is among ``tokens``; guesses are checked in one call, and never trusted.
+
+        A guess is right if it is what the sampling chooses at its place. So the text, and the draws, are those of one
+        token a call.
+        """
+        ids, drafts, state = self.prompt, list[int](), None
+        while True:
+            asked = np.array([[*ids, *drafts]], np.int64)
+            started = time.perf_counter()
+            logits, after = self._decoder.forward(asked, state, rows=1 + len(drafts))
+            count.call(time.perf_counter() - started, len(drafts))
+            right = 0
+            for row, guess in zip(logits[0, -1 - len(drafts) :], [*drafts, None], strict=True):
+                token = self._choose(row)
+                count.token(right=token == guess)
+                yield token  # whoever takes it may have had enough
+                if token != guess:
+                    break
+                right += 1
+            started = time.perf_counter()
+            state = self._decoder.kept(state, after, asked, len(ids) + right)
+            if drafts:
+                self._plan.drafter.learn(len(drafts), right)
+            room = self._plan.max_new_tokens - len(self.tokens) - 1
+            ids, drafts = self.tokens[-1:], self._plan.drafter.draft([*self.prompt, *self.tokens], state, room)
+            count.decode += time.perf_counter() - started
+
+    def _choose(self, logits: NDArray[np.float32]) -> int:
+        if np.isnan(logits).any():
             raise Invalid(
                 "logits-nan",
-                f"the logits after {state.length} tokens are not numbers",
+                f"the logits after {len(self.prompt) + len(self.tokens)} tokens are not numbers",
                 place=self.runtime,
                 hint="`paritas verify` says where they arise.",
             )
-        return self._plan.sampling.choose(last, [*self.prompt, *self.tokens], self._random), state
+        return self._plan.sampling.choose(logits, [*self.prompt, *self.tokens], self._random)
+
+
+@dataclass
+class _Count:
+    """What a generation has cost so far."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+    calls: int = 0
+    chosen: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def call(self, seconds: float, drafted: int) -> None:
+        if self.calls:
+            self.decode += seconds
+        else:
+            self.prefill = seconds
+        self.calls += 1
+        self.drafted += drafted
+
+    def token(self, *, right: bool) -> None:
+        self.chosen += 1
+        self.accepted += right
+
+    def statistics(self, prompt: int, new: int, reason: Literal["eos", "length"]) -> Statistics:
+        later = self.chosen - 1
+        return Statistics(
+            prompt,
+            new,
+            self.prefill,
+            self.decode,
+            later / self.decode if later else 0.0,
+            reason,
+            self.drafted,
+            self.accepted,
+            self.calls,
+        )
 
 
 def generate(
@@ -136,6 +199,7 @@ def generate(
     sampling: Sampling | None = None,
     runtime: Runtime = "auto",
     seed: int | None = None,
+    draft: Draft = "auto",
 ) -> Generation:
     """The text that follows ``prompt``; iterate over it.
 
@@ -148,6 +212,8 @@ def generate(
         sampling: how to choose; None does what the package asks for itself, or takes the best token.
         runtime: ``auto`` takes ORT GenAI if it is installed and the package is made for it.
         seed: of the draws; None draws anew each time.
+        draft: who guesses ahead. The text does not depend on it, where the two best tokens are not equally good to
+            the last bits.
 
     Raises:
         ParitasError: ``prompt-empty``, ``prompt-too-long`` if it would leave the context,
@@ -161,8 +227,9 @@ def generate(
     new = _room(package, len(ids), max_new_tokens)
     if sampling is None:
         sampling = of_package((package.genai_config or {}).get("search", {}))
-    plan = Plan(sampling, stop_ids(package, tokenizer), new, seed)
-    return Generation(_load(package, runtime, len(ids) + new), tokenizer, ids, plan)
+    decoder, drafter = _loaded(package, runtime, len(ids) + new, draft)
+    plan = Plan(sampling, stop_ids(package, tokenizer), new, seed, drafter)
+    return Generation(decoder, tokenizer, ids, plan)
 
 
 def stop_ids(package: Package, tokenizer: ChatTokenizer) -> frozenset[int]:
@@ -194,9 +261,23 @@ def _room(package: Package, prompt: int, asked: int | None) -> int:
     return asked or min(NEW_TOKENS, context - prompt)
 
 
-def _load(package: Package, runtime: Runtime, capacity: int) -> Decoder:
+def _loaded(package: Package, runtime: Runtime, capacity: int, draft: Draft) -> tuple[Decoder, Drafter]:
+    """The package in a runtime, and who guesses for it."""
+    pairing = read_pairing(package.folder) if draft in ("auto", "assistant") else None
+    if draft == "assistant" and (pairing is None or runtime == "genai"):
+        raise ParitasError(
+            "drafter-missing",
+            "the package has no drafter of its own" if pairing is None else "ORT GenAI cannot show a drafter the cache",
+            place=str(package.folder),
+            hint="--draft lookup guesses from the text alone." if pairing is None else "--runtime onnxruntime",
+        )
+    if pairing is not None and runtime != "genai":
+        target = RawSession(package, also=(pairing.hidden,))
+        return target, Assistant(package, pairing, target)
     made_for_genai = package.genai_config is not None
     installed = importlib.util.find_spec("onnxruntime_genai") is not None
     if runtime == "genai" or (runtime == "auto" and made_for_genai and installed):
-        return GenAISession(package, capacity=capacity)
-    return RawSession(package)
+        decoder: Decoder = GenAISession(package, capacity=capacity)
+    else:
+        decoder = RawSession(package, capacity=capacity)
+    return decoder, PromptLookup() if decoder.goes_back and draft != "none" else NoDrafts()

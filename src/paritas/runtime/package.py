@@ -15,6 +15,8 @@ from paritas.runtime.proto import load
 CONFIG = "genai_config.json"
 DEEPER = "onnx"
 """Folder of the graphs in a package of transformers.js; the tokenizer's files lie above it."""
+ENTRIES = ("session.disable_prepacking",)
+"""Session options of a package that every runtime is given: of speed alone; none of them names a file."""
 USUAL = ("model.onnx", "decoder_model_merged.onnx")
 """Names of a whole decoder beside its own parts and its variants of other precision."""
 
@@ -58,6 +60,14 @@ class Package:
         decoder: Any = None if self.genai_config is None else self.genai_config["model"].get("decoder")
         size: Any = cast(dict[str, Any], decoder).get("head_size") if isinstance(decoder, dict) else None
         return size if isinstance(size, int) and size > 0 else None
+
+    @property
+    def session_entries(self) -> Mapping[str, str]:
+        """Entries of :data:`ENTRIES` that it wants a session to have."""
+        decoder: Any = {} if self.genai_config is None else self.genai_config["model"].get("decoder")
+        options: Any = cast(dict[str, Any], decoder).get("session_options") if isinstance(decoder, dict) else None
+        given = cast(dict[str, Any], options) if isinstance(options, dict) else {}
+        return {key: str(given[key]) for key in ENTRIES if key in given}
 
     @property
     def data(self) -> tuple[Path, ...]:

@@ -9,6 +9,7 @@ import onnx
 from paritas.runtime.caches import Cache, read_caches
 from paritas.runtime.counters import Counter, is_counter, read_counter
 from paritas.runtime.proto import load
+from paritas.runtime.rows import read_kept
 from paritas.runtime.states import Carried, read_states
 from paritas.runtime.tensors import FLOATS_OR_UNSAID, INTEGERS, Port, refused
 from paritas.runtime.wiring import Wiring
@@ -32,6 +33,7 @@ class Ports:
         batch: rows that it takes; None for any number.
         new: tokens that it takes in a call; None for any number.
         mask_width: columns that the mask always has; None if there are as many as tokens.
+        kept: an input that need not be given, and says of how many last positions there are logits, 0 for all; or None.
     """
 
     input_ids: str
@@ -45,6 +47,7 @@ class Ports:
     batch: int | None = None
     new: int | None = None
     mask_width: int | None = None
+    kept: str | None = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -105,6 +108,7 @@ def read_ports(model: Path, head_size: int | None = None, proto: onnx.ModelProto
         batch=ids.dims[0],
         new=ids.dims[1],
         mask_width=None if mask is None else mask.dims[1],
+        kept=read_kept(proto),
     )
 
 

@@ -198,6 +198,15 @@ class _Graph:
         node = self._maker.get(name)
         return self.behind(node.input[0]) if node is not None and node.op_type == "Gather" else None
 
+    def columns_kept(self, node: onnx.NodeProto) -> int | None:
+        """Where a Slice ends that alone takes the node's output ``[..., columns]``, from its first column on."""
+        takers = self._takers.get(node.output[0], [])
+        if len(takers) != 1 or takers[0].op_type != "Slice" or len(takers[0].input) < 4:
+            return None
+        given = [self._tensors.get(name) for name in takers[0].input[1:4]]
+        start, end, _ = (int(each.array().item()) if each and each.size == 1 else None for each in given)
+        return end if start == 0 else None
+
     def scales_after(self, node: onnx.NodeProto) -> Stored | None:
         """The weight's scales by which a product of integers is multiplied later, times the activations' own."""
         for taker in self.takers(node):
@@ -232,7 +241,7 @@ def _of(node: onnx.NodeProto, graph: "_Graph") -> Iterator[Quantized]:
             parts = _Parts(given[1], given[2], given[3])
             yield parts.packed(values.get("bits", 4), values["N"], values["K"], values["block_size"], gathered=False)
         case "GatherBlockQuantized" if given[0] and given[2]:
-            yield from _table(_Parts(given[0], given[2], given[3]), values)
+            yield from _table(_Parts(given[0], given[2], given[3]), values, graph.columns_kept(node))
         case "DequantizeLinear" if given[0] and given[1] and len(given[0].shape) == 2:
             yield _linear(_Parts(given[0], given[1], given[2]), values, graph.takers(node))
         case "DequantizeLinear" if given[1] and given[1].size == 1 and (table := graph.gathered(node.input[0])):
@@ -259,10 +268,12 @@ class _Parts:
         return Packed(self.integers.name, bits, rows, columns, block, self.members, gathered, not gathered, *stored)
 
 
-def _table(parts: _Parts, values: Mapping[str, Any]) -> Iterator[Quantized]:
+def _table(parts: _Parts, values: Mapping[str, Any], kept: int | None) -> Iterator[Quantized]:
+    """``kept``: its columns, if those that fill up the last block are cut off behind it."""
     bits, block = int(values.get("bits", 4)), int(values.get("block_size", 128))
     rows = parts.scales.shape[0]
     columns = parts.integers.size // rows * (8 // bits if parts.integers.dtype == "uint8" else 1)
+    columns = columns if kept is None else min(kept, columns)
     if values.get("quantize_axis", 1) in (1, -1) and values.get("gather_axis", 0) == 0 and len(parts.scales.shape) == 2:
         yield parts.packed(bits, rows, columns, block, gathered=True)
 

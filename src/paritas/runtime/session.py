@@ -2,9 +2,9 @@
 
 import ctypes
 import importlib
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from paritas.errors import Invalid
 from paritas.runtime import exact
+from paritas.runtime.caches import Cache
 from paritas.runtime.decoder import State
 from paritas.runtime.faults import refusal
 from paritas.runtime.package import Package
 from paritas.runtime.ports import read_ports
+from paritas.runtime.rows import ALL
 from paritas.runtime.states import Carried
 
 # ONNX Runtime has no types: the module and all that comes out of it are Any, in this file alone.
@@ -26,6 +28,9 @@ _ERROR_KINDS: list[Any] = [kind for kind in _state.__dict__.values() if isinstan
 # Its errors share no base of their own.
 _ERRORS: tuple[type[Exception], ...] = (RuntimeError, *(k for k in _ERROR_KINDS if issubclass(k, Exception)))
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
+AS_STORED = ("session.disable_prepacking", "1")
+"""Entry of a session that uses weights as they are stored."""
+
 _SILENT = 4  # log severity: fatal only; what is wrong arrives as an exception
 
 
@@ -35,11 +40,15 @@ class RawState:
 
     Attributes:
         caches: ``OrtValue`` s in the layout of the graph: key and value in turn, then other states.
+        in_place: for each of them, whether the next call writes over it: then only the newest state is good.
+        also: other outputs that were asked for, of the tokens of the last call, ``[batch, new, width]``.
     """
 
     length: int
     batch: int
     caches: tuple[Any, ...]
+    in_place: tuple[bool, ...]
+    also: Mapping[str, NDArray[np.float32]] = field(default_factory=dict[str, NDArray[np.float32]], repr=False)
 
 
 class RawSession:
@@ -48,23 +57,43 @@ class RawSession:
     Args:
         package: what to load.
         threads: threads within an operator; None leaves it to the runtime.
+        capacity: the most tokens that one sequence will have: caches have that room from the start, and are written in
+            place where the graph's attention can, as in ORT GenAI. None lets them grow, and keeps older states good.
         graph: a changed graph with the same inputs and outputs, serialised, in place of the package's; its external
             data is the package's, which is read where it lies.
+        also: outputs besides logits and states that every call shall keep.
+        brief: whether it is made for a few calls: weights are used as they lie in their files, not laid out anew first,
+            which takes seconds and a second copy of all of them.
 
     Raises:
         Invalid: ``runtime-failed``; or the graph is no decoder (as :func:`paritas.runtime.ports.read_ports` tells).
     """
 
     runtime = "onnxruntime"
+    goes_back = True
 
-    def __init__(self, package: Package, threads: int | None = None, graph: bytes | None = None) -> None:
+    def __init__(
+        self,
+        package: Package,
+        threads: int | None = None,
+        graph: bytes | None = None,
+        capacity: int | None = None,
+        also: Sequence[str] = (),
+        brief: bool = False,
+    ) -> None:
         self.version: str = _ort.__version__
         self.ports = read_ports(package.model, package.head_size, package.rewritten)
         self._model = package.model
+        self._capacity = capacity
+        self._also = tuple(also)
         options = _ort.SessionOptions()
         options.log_severity_level = _SILENT
         if threads is not None:
             options.intra_op_num_threads = threads
+        for entry in package.session_entries.items():
+            options.add_session_config_entry(*entry)
+        if brief:
+            options.add_session_config_entry(*AS_STORED)
         if graph is None and package.rewritten is not None:
             graph = package.rewritten.SerializeToString()
         if graph is not None:
@@ -78,7 +107,11 @@ class RawSession:
         self._types = {i.name: _TYPES[i.type] for i in self._session.get_inputs() if i.type in _TYPES}
 
     def forward(
-        self, ids: NDArray[np.int64], state: State | None = None, mask: NDArray[np.int64] | None = None
+        self,
+        ids: NDArray[np.int64],
+        state: State | None = None,
+        mask: NDArray[np.int64] | None = None,
+        rows: int = ALL,
     ) -> tuple[NDArray[np.float32], RawState]:
         """Logits ``[batch, new, vocab]`` of ``ids`` ``[batch, new]``, as any ``Decoder`` gives them.
 
@@ -88,35 +121,87 @@ class RawSession:
                 last position alone; ``graph-batch`` for another number of rows than it takes; ``graph-room`` for
                 more tokens than its caches hold.
         """
+        if self.ports.new == 1 < ids.shape[1]:
+            return self._one_by_one(ids, self._before(state, len(ids)), mask)
+        raw, after = self.advance(ids, state, mask, rows)
+        logits = _fp32(raw)
+        if logits.shape[:2] != ids.shape and not (self.ports.kept and logits.shape[1] == rows):
+            raise Invalid(
+                "graph-last-logits",
+                f"logits of shape {list(logits.shape)} for {ids.shape[0]} x {ids.shape[1]} tokens: not one row a token",
+                place=str(self._model),
+                hint="Export the graph with the logits of every position.",
+            )
+        return logits, after
+
+    def advance(
+        self,
+        ids: NDArray[np.int64],
+        state: State | None = None,
+        mask: NDArray[np.int64] | None = None,
+        rows: int | None = None,
+    ) -> tuple[Any, RawState]:
+        """One call of the graph: the logits as they came, an ``OrtValue``, and the state after it.
+
+        ``rows`` is of how many last positions they are wanted, :data:`ALL` or a number, where the graph can be asked;
+        None leaves it to the graph.
+
+        Raises:
+            Invalid: as :meth:`forward`.
+        """
         batch, new = ids.shape
-        before = self._start(batch) if state is None else self._resume(state, batch)
+        before = self._before(state, batch)
         total = before.length + new
         self._hold_room(batch, total)
-        if self.ports.new == 1 < new:
-            return self._one_by_one(ids, before, mask)
         mask = self._mask(mask, batch, total)
         binding = self._session.io_binding()
         with self._told(f"run {batch} x {new} tokens after {before.length}"):
             self._bind(binding, ids, mask, before)
+            if rows is not None and self.ports.kept is not None:
+                wanted = _ort.OrtValue.ortvalue_from_numpy(np.array(rows, np.int64))
+                binding.bind_ortvalue_input(self.ports.kept, wanted)
             self._session.run_with_iobinding(binding)
             outputs = binding.get_outputs()
-        logits = _fp32(outputs[0])
-        if logits.shape[:2] != (batch, new):
-            raise Invalid(
-                "graph-last-logits",
-                f"logits of shape {list(logits.shape)} for {batch} x {new} tokens: not one row a token",
-                place=str(self._model),
-                hint="Export the graph with the logits of every position.",
-            )
-        return logits, RawState(total, batch, tuple(outputs[1:]))
+        end = len(outputs) - len(self._also)
+        pairs = zip(before.in_place, before.caches, outputs[1:end], strict=True)
+        caches = tuple(old if over else new for over, old, new in pairs)  # the old one holds the memory of both
+        also = {name: _fp32(value) for name, value in zip(self._also, outputs[end:], strict=True)}
+        return outputs[0], RawState(total, batch, caches, before.in_place, also)
+
+    def kept(self, before: State | None, after: State, ids: NDArray[np.int64], count: int) -> RawState:
+        """See :meth:`paritas.runtime.decoder.Decoder.kept`: caches are cut where that can be done, else asked again."""
+        assert isinstance(after, RawState)
+        length = after.length - ids.shape[1] + count
+        if length == after.length:
+            return after
+        if self.ports.states or any(cache.window is not None for cache in self.ports.caches):
+            return self.forward(ids[:, :count], before)[1]  # what has left a window or a convolution is lost
+        halves = zip(self._layers(), after.caches, after.in_place, strict=True)
+        cut = tuple(
+            value if over or cache.capacity is not None else _first(value, cache.axis, length)
+            for cache, value, over in halves
+        )
+        also = {name: value[:, :count] for name, value in after.also.items()}
+        return RawState(length, after.batch, cut, after.in_place, also)
+
+    def _layers(self) -> list[Cache]:
+        """The cache that each of a state's tensors is half of."""
+        return [cache for cache in self.ports.caches for _ in cache.halves]
 
     def held(self, state: RawState) -> tuple[NDArray[np.float32], ...]:
         """Keys and values, in turn, by layer: ``[batch, kv_heads, tokens, head_dim]`` of the newest tokens each."""
-        layers = [cache for cache in self.ports.caches for _ in ("key", "value")]
-        return tuple(cache.held(_fp32(value), state.length) for cache, value in zip(layers, state.caches, strict=False))
+        pairs = zip(self._layers(), state.caches, strict=False)
+        return tuple(cache.held(_fp32(value), state.length) for cache, value in pairs)
+
+    def _before(self, state: State | None, batch: int) -> RawState:
+        return self._start(batch) if state is None else self._resume(state, batch)
 
     def _start(self, batch: int) -> RawState:
-        return RawState(0, batch, tuple(_fresh(each, batch) for each in self.ports.carried))
+        over = tuple(self._capacity is not None and cache.in_place for cache in self._layers())
+        rooms = [cache.with_room(self._capacity or 0) for cache in self.ports.caches]
+        fresh = [half for cache in rooms for half in cache.halves]
+        caches = tuple(_fresh(each, batch) for each in (*fresh, *self.ports.states))
+        return RawState(0, batch, caches, (*over, *(False for _ in self.ports.states)))
 
     def _resume(self, state: State, batch: int) -> RawState:
         if not isinstance(state, RawState) or state.batch != batch:
@@ -131,7 +216,8 @@ class RawSession:
         return state
 
     def _hold_room(self, batch: int, total: int) -> None:
-        rows, room = self.ports.batch, self.ports.capacity
+        rows = self.ports.batch
+        room = min((each for each in (self.ports.capacity, self._capacity) if each is not None), default=None)
         if rows is not None and batch != rows:
             raise Invalid(
                 "graph-batch",
@@ -184,9 +270,14 @@ class RawSession:
         feeds |= {counter.name: counter.value(batch, before.length, new) for counter in ports.counters}
         for name, value in feeds.items():
             binding.bind_cpu_input(name, np.ascontiguousarray(value, self._types[name]))
-        for each, value in zip(ports.carried, before.caches, strict=True):
+        binding.bind_output(ports.logits)
+        for each, value, over in zip(ports.carried, before.caches, before.in_place, strict=True):
             binding.bind_ortvalue_input(each.past, value)
-        for name in (ports.logits, *(each.present for each in ports.carried)):
+            if over:
+                binding.bind_ortvalue_output(each.present, value)
+            else:
+                binding.bind_output(each.present)
+        for name in self._also:
             binding.bind_output(name)
 
     @contextmanager
@@ -210,11 +301,26 @@ def _fresh(carried: Carried, batch: int) -> Any:
     return _ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, carried.dtype))
 
 
+def _first(value: Any, axis: int, length: int) -> Any:
+    """The first ``length`` along an axis. A cache of integers or of fp16 is cut as what it is."""
+    if value.shape()[axis] == length:
+        return value
+    raw = np.ascontiguousarray(np.moveaxis(np.moveaxis(_raw(value), axis, 0)[:length], 0, axis))
+    if value.element_type() == onnx.TensorProto.BFLOAT16:
+        return _ort.OrtValue.ortvalue_from_numpy_with_onnx_type(raw, onnx.TensorProto.BFLOAT16)
+    return _ort.OrtValue.ortvalue_from_numpy(raw)
+
+
+def _raw(value: Any) -> NDArray[Any]:
+    """The tensor as it is; bf16, which numpy lacks, as its bits."""
+    if value.element_type() != onnx.TensorProto.BFLOAT16:
+        return value.numpy()
+    raw = ctypes.cast(value.data_ptr(), ctypes.POINTER(ctypes.c_uint16))
+    return np.ctypeslib.as_array(raw, shape=value.shape())
+
+
 def _fp32(value: Any) -> NDArray[np.float32]:
-    """The tensor in fp32. numpy has no bf16, so those are read as the upper halves of fp32 numbers."""
+    """The tensor in fp32; bf16 is the upper half of it."""
     if value.element_type() != onnx.TensorProto.BFLOAT16:
         return np.asarray(value.numpy(), np.float32)
-    shape = value.shape()
-    raw = ctypes.cast(value.data_ptr(), ctypes.POINTER(ctypes.c_uint16))
-    halves = np.ctypeslib.as_array(raw, shape=shape)
-    return (halves.astype(np.uint32) << 16).view(np.float32)
+    return (_raw(value).astype(np.uint32) << 16).view(np.float32)

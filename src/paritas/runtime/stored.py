@@ -46,6 +46,11 @@ class Stored:
         return math.prod(self.shape)
 
     @property
+    def place(self) -> tuple[object, ...]:
+        """Where its bytes lie: two tensors of one place are the same bytes."""
+        return (self.name,) if self._extent is None else (self._extent.file, self._extent.start)
+
+    @property
     def is_float(self) -> bool:
         """A type that weights are computed with."""
         return self.dtype in _FLOATS.values()

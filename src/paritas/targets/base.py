@@ -5,16 +5,17 @@ refuses (:class:`paritas.errors.Unsupported`, with the reason and what to do); i
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
+from paritas.errors import Unsupported
 from paritas.graph.builder import Graph
 from paritas.spec import Attention, Decoder, Experts, Layer, Rope
-from paritas.weights import Stack, Weight
+from paritas.weights import Float, Stack, Storage, Weight
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ Scale = RmsScale | LayerScale
 class ExpertWeights:
     """What the experts of a layer multiply by and add: gate and up [experts, width, hidden], down transposed; biases.
 
-    Biases are [experts, width] and [experts, hidden], and there are all or none.
+    Biases are [experts, width] and [experts, hidden], and there are all or none. ``scale`` [experts] multiplies what
+    each expert gives.
     """
 
     gate: Stack
@@ -57,6 +59,7 @@ class ExpertWeights:
     gate_bias: Stack | None = None
     up_bias: Stack | None = None
     down_bias: Stack | None = None
+    scale: ir.Value | None = field(default=None, kw_only=True)
 
 
 class Target(ABC):
@@ -88,13 +91,39 @@ class Target(ABC):
     def begin(self, graph: Graph, spec: Decoder, context: int, ids: ir.Value, mask: ir.Value) -> Step:
         """Values that all layers share: positions, masks, lengths. ids [batch, sequence], mask [batch, total]."""
 
+    def begin_drafting(
+        self, graph: Graph, attentions: Sequence[Attention], context: int, where: ir.Value, keys: Sequence[ir.Value]
+    ) -> Step:
+        """Values that all layers of a drafter share, whose one token a call stands behind borrowed keys.
+
+        Args:
+            graph: to write into.
+            attentions: of its layers; ``keys_of`` counts in ``keys``.
+            context: positions that the RoPE tables cover.
+            where: the token's position, [batch, 1].
+            keys: [batch, kv_heads, length, head_dim] each.
+
+        Raises:
+            Unsupported: ``target-drafter``.
+        """
+        raise Unsupported(
+            "target-drafter",
+            f"the target {self.name} has no operator for one query over the keys of another model",
+            hint="A drafter is written in standard operators, whatever its target model is written in.",
+        )
+
     @abstractmethod
     def norm(self, graph: Graph, x: ir.Value, scale: Scale) -> ir.Value:
         """RMSNorm or LayerNorm over the last axis, accumulated in fp32."""
 
-    @abstractmethod
     def add_norm(self, graph: Graph, x: ir.Value, delta: ir.Value, scale: Scale) -> tuple[ir.Value, ir.Value]:
-        """The norm of ``x + delta``; returns the norm and the sum."""
+        """The norm of ``x + delta``; returns the norm and the sum.
+
+        ONNX Runtime's operators of both at once (SkipSimplifiedLayerNormalization) sum squares one after the other: on
+        rows of thousands they are ten times less exact, and no faster (benchmarks/layer_norm.py).
+        """
+        total = graph.op.Add(x, delta)
+        return self.norm(graph, total, scale), total
 
     @abstractmethod
     def rotate(self, graph: Graph, step: Step, rope: Rope, heads: int, head_dim: int, x: ir.Value) -> ir.Value:
@@ -118,6 +147,15 @@ class Target(ABC):
         """
 
     @abstractmethod
+    def shared_attention(
+        self, graph: Graph, step: Step, spec: Attention, q: ir.Value, shared: tuple[ir.Value, ir.Value]
+    ) -> ir.Value:
+        """RoPE on q [batch, sequence, heads * head_dim] and masked softmax over keys and values of another layer.
+
+        ``shared`` is what :meth:`attention` gave as present for that layer, [batch, kv_heads, total, head_dim] each.
+        """
+
+    @abstractmethod
     def experts(self, graph: Graph, spec: Experts, x: ir.Value, scores: ir.Value, weights: ExpertWeights) -> ir.Value:
         """Each token's best experts by ``scores`` [batch, sequence, experts], weighed and summed: as ``x`` in shape."""
 
@@ -131,8 +169,16 @@ class Target(ABC):
         """
 
     @abstractmethod
-    def head(self, graph: Graph, x: ir.Value, table: ir.Value, hidden: int, vocab: int) -> ir.Value:
-        """``x @ table.T`` for a table [vocab, hidden] that the graph may also use for the embedding."""
+    def head(self, graph: Graph, x: ir.Value, table: Weight, hidden: int, vocab: int) -> ir.Value:
+        """``x @ table.T`` for a table [vocab, hidden] of the present scope, which may be the embedding's too."""
+
+    def cannot_store(self, storage: Storage) -> str | None:
+        """Why this target has no operators for matrices that are stored so; None if it has."""
+        return None if isinstance(storage, Float) else "standard operators have none that multiplies by blocks"
+
+    def embedding(self, graph: Graph, table: Weight, ids: ir.Value) -> ir.Value:
+        """Rows of a table [count, width] of the present scope: ids [batch, sequence] -> [batch, sequence, width]."""
+        return graph.op.Gather(graph.parameter("weight", table), ids)
 
     def linear(self, graph: Graph, x: ir.Value, weight: Weight) -> ir.Value:
         """``x @ weight.T`` for a weight [outputs, inputs] as the checkpoint stores it."""

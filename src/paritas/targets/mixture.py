@@ -33,6 +33,8 @@ def experts(graph: Graph, spec: Experts, x: ir.Value, scores: ir.Value, weights:
     op, hidden = graph.op, weights.down.shape[1]
     rows = op.Reshape(x, graph.constant(np.array([-1, hidden]), f"shape.rows.{hidden}"))
     choice, share = _chosen(graph, spec, scores)
+    if weights.scale is not None:
+        share = op.Mul(share, op.Gather(weights.scale, choice))
     hit = op.Unique(choice, _outputs=4)[0]
     parameters = _parameters(graph, weights)
 

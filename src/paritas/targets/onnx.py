@@ -1,6 +1,6 @@
 """Standard operators only (opset 23): Attention, RotaryEmbedding, RMSNormalization. Left padding works."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -10,6 +10,7 @@ from paritas.graph.builder import Graph
 from paritas.spec import Attention, Decoder, Experts, Layer, Rope
 from paritas.targets import mixture, standard
 from paritas.targets.base import ExpertWeights, Scale, Step, Target, attentions
+from paritas.weights import Weight
 
 
 class OnnxTarget(Target):
@@ -36,14 +37,15 @@ class OnnxTarget(Target):
         """Positions and masks."""
         return standard.begin(graph, attentions(spec), context, ids, mask)
 
+    def begin_drafting(
+        self, graph: Graph, attentions: Sequence[Attention], context: int, where: ir.Value, keys: Sequence[ir.Value]
+    ) -> Step:
+        """Positions as they are given, and masks by what is borrowed."""
+        return standard.begin_drafting(graph, attentions, context, where, keys)
+
     def norm(self, graph: Graph, x: ir.Value, scale: Scale) -> ir.Value:
         """RMSNormalization or LayerNormalization."""
         return standard.norm(graph, x, scale)
-
-    def add_norm(self, graph: Graph, x: ir.Value, delta: ir.Value, scale: Scale) -> tuple[ir.Value, ir.Value]:
-        """Add, then the norm."""
-        total = graph.op.Add(x, delta)
-        return self.norm(graph, total, scale), total
 
     def rotate(self, graph: Graph, step: Step, rope: Rope, heads: int, head_dim: int, x: ir.Value) -> ir.Value:
         """RotaryEmbedding."""
@@ -63,6 +65,15 @@ class OnnxTarget(Target):
         """RotaryEmbedding twice, then Attention with the mask of the layer's window; the cache is concatenated."""
         return standard.attention(graph, cast(standard.StandardStep, step), spec, q, k, v, past, sinks)
 
+    def shared_attention(
+        self, graph: Graph, step: Step, spec: Attention, q: ir.Value, shared: tuple[ir.Value, ir.Value]
+    ) -> ir.Value:
+        """RotaryEmbedding, then Attention with the mask of the layer's window and no cache of its own."""
+        step = cast(standard.StandardStep, step)
+        if spec.rope is not None:
+            q = self.rotate(graph, step, spec.rope, spec.heads, spec.head_dim, q)
+        return standard.shared_attention(graph, spec, q, shared, step.masks[spec.window])
+
     def experts(self, graph: Graph, spec: Experts, x: ir.Value, scores: ir.Value, weights: ExpertWeights) -> ir.Value:
         """A Loop over the experts that were chosen."""
         return mixture.experts(graph, spec, x, scores, weights)
@@ -73,11 +84,11 @@ class OnnxTarget(Target):
         """Conv with a group for each channel, over the state and what follows it."""
         return standard.convolution(graph, x, weight, bias, past)
 
-    def head(self, graph: Graph, x: ir.Value, table: ir.Value, hidden: int, vocab: int) -> ir.Value:
+    def head(self, graph: Graph, x: ir.Value, table: Weight, hidden: int, vocab: int) -> ir.Value:
         """Gemm reads the table as it lies (transB): a tied one is stored once. It wants two axes, hence the shapes."""
         op = graph.op
         rows = op.Reshape(x, graph.constant(np.array([-1, hidden]), "shape.rows"))
-        logits = op.Gemm(rows, table, transB=1)
+        logits = op.Gemm(rows, graph.parameter("weight", table), transB=1)
         batch_and_sequence = op.Shape(x, start=0, end=2)
         shape = op.Concat(batch_and_sequence, graph.constant(np.array([vocab]), "vocab"), axis=0)
         return op.Reshape(logits, shape)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's fused operators: GroupQueryAttention with its own rotary and window, SkipSimplifiedLayerNormalization.
+"""ONNX Runtime's fused operators: GroupQueryAttention with its own rotary and window, MoE, FusedMatMul.
 
 The attention takes positions and padding from lengths, so a batch has to be padded on the right. A batch padded on
 the left needs the ``onnx`` target.
@@ -25,13 +25,15 @@ from paritas.spec import (
     Layer,
     LongRope,
     Mixer,
+    MlpAndExperts,
     Pairing,
     Place,
     Rope,
     ShortConvolution,
 )
-from paritas.targets import mixture, rotary, standard
-from paritas.targets.base import ExpertWeights, RmsScale, Scale, Step, Target, attentions
+from paritas.targets import blocks, mixture, rotary, standard
+from paritas.targets.base import ExpertWeights, RmsScale, Scale, Step, Target, attentions, positions
+from paritas.weights import Blocks, Storage, Weight
 
 MICROSOFT = "com.microsoft"
 
@@ -44,11 +46,13 @@ class OrtStep(Step):
         last: index of the last real token of each row, int32 [batch].
         total: length of the longest row, int32 scalar.
         outside: what layers need that the fused operator does not serve whole: rows of the RoPE tables, masks.
+        shared: masks [batch, 1, sequence, total] over keys that the fused operator has cached, by window.
     """
 
     last: ir.Value
     total: ir.Value
     outside: standard.StandardStep
+    shared: Mapping[int | None, ir.Value]
 
 
 class OrtTarget(Target):
@@ -61,7 +65,10 @@ class OrtTarget(Target):
         return {"": 21 if all(map(_fuses, attentions(spec))) else 23, MICROSOFT: 1}
 
     def shares_cache_buffers(self, spec: Decoder) -> bool:
-        """GroupQueryAttention writes its cache in place; the standard Attention does not."""
+        """GroupQueryAttention writes its cache in place; the standard Attention does not.
+
+        A layer that attends to another one's keys takes all of them, and a buffer holds more than these.
+        """
         return all(map(_fuses, attentions(spec)))
 
     def check(self, spec: Decoder) -> None:
@@ -73,13 +80,18 @@ class OrtTarget(Target):
         return "; ".join(each for each in found if each is not None) or None
 
     def _mlp_falls_back(self, spec: FeedForward) -> str | None:
-        if isinstance(spec, Experts) and not _mixes(spec):
-            return f"Loop over the chosen experts: MoE has no kernel for a gate by {spec.activation}"
-        return None
+        experts = spec.experts if isinstance(spec, MlpAndExperts) else spec
+        if not isinstance(experts, Experts) or _mixes(experts):
+            return None
+        if experts.scaled:
+            return "Loop over the chosen experts: MoE has no scale of each expert"
+        return f"Loop over the chosen experts: MoE has no kernel for a gate by {experts.activation}"
 
     def _mixer_falls_back(self, spec: Mixer) -> str | None:
         if isinstance(spec, ShortConvolution):
             return None
+        if spec.keys_of is not None:
+            return "Attention: GroupQueryAttention has no kernel for the keys of another layer"
         if not _fuses(spec):
             return f"Attention: GroupQueryAttention takes no heads of {spec.head_dim} elements"
         if spec.rope is not None and not _rotates(spec):
@@ -100,23 +112,14 @@ class OrtTarget(Target):
             one = graph.constant(np.array([1]), "axis.1")
             last = op.Cast(op.Sub(op.ReduceSum(mask, one, keepdims=0), one), to=ir.DataType.INT32)
             total = op.Cast(op.Squeeze(op.Shape(mask, start=1, end=2)), to=ir.DataType.INT32)
-            return OrtStep(context, last, total, _outside(graph, spec, context, ids, mask))
+            outside, shared = _outside(graph, spec, context, ids, mask), _over_shared(graph, spec, ids, mask)
+            return OrtStep(context, last, total, outside, shared)
 
     def norm(self, graph: Graph, x: ir.Value, scale: Scale) -> ir.Value:
         """SimplifiedLayerNormalization: ONNX Runtime's RMSNorm, older than the standard's and in its main domain."""
         if isinstance(scale, RmsScale):
             return graph.op.SimplifiedLayerNormalization(x, scale.weight, axis=-1, epsilon=scale.eps, stash_type=1)
         return standard.norm(graph, x, scale)
-
-    def add_norm(self, graph: Graph, x: ir.Value, delta: ir.Value, scale: Scale) -> tuple[ir.Value, ir.Value]:
-        """SkipSimplifiedLayerNormalization gives the norm and the sum. Its sister for LayerNorm is not exact enough."""
-        if not isinstance(scale, RmsScale):
-            total = graph.op.Add(x, delta)
-            return self.norm(graph, total, scale), total
-        normed, _, _, total = graph.op.SkipSimplifiedLayerNormalization(
-            x, delta, scale.weight, epsilon=scale.eps, _domain=MICROSOFT, _outputs=4
-        )
-        return normed, total
 
     def rotate(self, graph: Graph, step: Step, rope: Rope, heads: int, head_dim: int, x: ir.Value) -> ir.Value:
         """ONNX Runtime's RotaryEmbedding, older than the standard's."""
@@ -170,6 +173,16 @@ class OrtTarget(Target):
         )
         return out, (key, value)
 
+    def shared_attention(
+        self, graph: Graph, step: Step, spec: Attention, q: ir.Value, shared: tuple[ir.Value, ir.Value]
+    ) -> ir.Value:
+        """RotaryEmbedding, then the standard Attention; the mask knows how the other layer's operator caches."""
+        step = cast(OrtStep, step)
+        if spec.rope is not None:
+            q = self.rotate(graph, step, spec.rope, spec.heads, spec.head_dim, q)
+        masks = step.shared if _has_kernel(spec.head_dim) else step.outside.masks
+        return standard.shared_attention(graph, spec, q, shared, masks[spec.window])
+
     def experts(self, graph: Graph, spec: Experts, x: ir.Value, scores: ir.Value, weights: ExpertWeights) -> ir.Value:
         """MoE where it has the activation (on the CPU, a SwiGLU of interleaved rows), else as the standard target."""
         write = mixture.fused if _mixes(spec) else mixture.experts
@@ -183,27 +196,46 @@ class OrtTarget(Target):
             x, weight, bias, past, ndim=1, activation="none", _domain=MICROSOFT, _outputs=2
         )
 
-    def head(self, graph: Graph, x: ir.Value, table: ir.Value, hidden: int, vocab: int) -> ir.Value:
-        """FusedMatMul reads the table as it lies (transB), so that a tied one is stored once."""
-        return graph.op.FusedMatMul(x, table, transB=1, _domain=MICROSOFT)
+    def cannot_store(self, storage: Storage) -> str | None:
+        """It has operators for all."""
+        return None
+
+    def embedding(self, graph: Graph, table: Weight, ids: ir.Value) -> ir.Value:
+        """Gather, or GatherBlockQuantized of integers."""
+        return (blocks.rows if isinstance(table.storage, Blocks) else super().embedding)(graph, table, ids)
+
+    def linear(self, graph: Graph, x: ir.Value, weight: Weight) -> ir.Value:
+        """MatMul, or MatMulNBits of integers."""
+        return (blocks.product if isinstance(weight.storage, Blocks) else super().linear)(graph, x, weight)
+
+    def head(self, graph: Graph, x: ir.Value, table: Weight, hidden: int, vocab: int) -> ir.Value:
+        """FusedMatMul reads the table as it lies (transB), so that a tied one is stored once; so does MatMulNBits."""
+        if isinstance(table.storage, Blocks):
+            return blocks.product(graph, x, table)
+        return graph.op.FusedMatMul(x, graph.parameter("weight", table), transB=1, _domain=MICROSOFT)
 
 
 def _fuses(spec: Attention) -> bool:
-    """Whether GroupQueryAttention has a kernel for these heads."""
-    return spec.head_dim % 8 == 0
+    """Whether the layer is written as GroupQueryAttention."""
+    return spec.keys_of is None and _has_kernel(spec.head_dim)
+
+
+def _has_kernel(head_dim: int) -> bool:
+    """Whether GroupQueryAttention has one for such heads."""
+    return head_dim % 8 == 0
 
 
 def _rotates(spec: Attention) -> bool:
     """Whether GroupQueryAttention itself can do the layer's RoPE."""
     rope = spec.rope
-    if rope is None or isinstance(rope.scaling, LongRope | Dynamic) or _normed_after(spec):
+    if rope is None or isinstance(rope.scaling, LongRope | Dynamic) or _normed_after(spec) or spec.keys_of is not None:
         return False
     return spec.head_dim % 16 == 0 and rope.dim % 16 == 0
 
 
 def _mixes(spec: Experts) -> bool:
-    """Whether MoE has a kernel for the experts' activation."""
-    return spec.activation is Activation.SILU or not isinstance(spec.activation, Activation)
+    """Whether MoE has a kernel for the experts' activation, and can say all else."""
+    return not spec.scaled and (spec.activation is Activation.SILU or not isinstance(spec.activation, Activation))
 
 
 def _normed_after(spec: Attention) -> bool:
@@ -214,12 +246,20 @@ def _outside(graph: Graph, spec: Decoder, context: int, ids: ir.Value, mask: ir.
     """Positions for RoPE by itself, and masks for the standard Attention, where there is a layer that wants them."""
     specs = list(attentions(spec))
     alone = [each.rope for each in specs if each.rope is not None and not _rotates(each)]
-    windows = {each.window for each in specs if not _fuses(each)}
+    windows = {each.window for each in specs if not _has_kernel(each.head_dim)}
     return standard.StandardStep(
         context,
         rotary.rotaries(graph, alone, context, ids, mask),
         standard.masks(graph, ids, mask, windows) if windows else {},
     )
+
+
+def _over_shared(graph: Graph, spec: Decoder, ids: ir.Value, mask: ir.Value) -> Mapping[int | None, ir.Value]:
+    """Masks of the layers that attend to keys which GroupQueryAttention has cached: each key lies at its position."""
+    sharing = [each for each in attentions(spec) if each.keys_of is not None and _has_kernel(each.head_dim)]
+    if not sharing:
+        return {}
+    return standard.masks_by_position(graph, positions(graph, ids, mask), mask, {each.window for each in sharing})
 
 
 def _interleaved(rope: Rope) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from paritas.graph.builder import Graph
-from paritas.graph.rope import inverse_frequencies, stacked_tables, switch
+from paritas.graph.rope import inverse_frequencies, stacked_table, switch
 from paritas.spec import Dynamic, Rope
 from paritas.targets.base import positions
 from paritas.weights import Computed
@@ -30,19 +30,23 @@ def rotaries(graph: Graph, ropes: Iterable[Rope], context: int, ids: ir.Value, m
     every position of the call, as transformers does it; keys in the cache stay as they were rotated.
     """
     distinct = list(dict.fromkeys(ropes))
-    if not distinct:
-        return {}
-    where = positions(graph, ids, mask)
-    return {rope: _rotary(graph, rope, context, where) for rope in distinct}
+    return rotaries_at(graph, distinct, context, positions(graph, ids, mask)) if distinct else {}
+
+
+def rotaries_at(graph: Graph, ropes: Iterable[Rope], context: int, where: ir.Value) -> Mapping[Rope, Rotary]:
+    """The same for tokens at the positions ``where``, [batch, sequence]."""
+    return {rope: _rotary(graph, rope, context, where) for rope in dict.fromkeys(ropes)}
 
 
 def tables(graph: Graph, rope: Rope, context: int) -> tuple[ir.Value, ir.Value]:
-    """cos and sin, [context, dim / 2]; more rows where RoPE switches (:func:`paritas.graph.rope.stacked_tables`)."""
+    """cos and sin, [context, dim / 2]; more rows where RoPE switches (:func:`paritas.graph.rope.stacked_table`)."""
     shape = (context + (switch(rope, context) or 0), rope.dim // 2)
+
+    def rows(turned: np.ufunc) -> Computed:
+        return Computed(shape, lambda start, stop: stacked_table(rope, context, turned, start, stop))
+
     with graph.root():
-        cos = graph.parameter(f"{name(rope)}.cos", Computed(shape, lambda a, b: stacked_tables(rope, context, a, b)[0]))
-        sin = graph.parameter(f"{name(rope)}.sin", Computed(shape, lambda a, b: stacked_tables(rope, context, a, b)[1]))
-    return cos, sin
+        return graph.parameter(f"{name(rope)}.cos", rows(np.cos)), graph.parameter(f"{name(rope)}.sin", rows(np.sin))
 
 
 def name(rope: Rope) -> str:

@@ -3,7 +3,7 @@
 The ``onnx`` target is made of these; ``ort`` takes them for layers that its fused operators have no kernel for.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ import onnx_ir as ir
 from paritas.graph.builder import Graph
 from paritas.spec import Attention, Pairing, Rope
 from paritas.targets.base import LayerScale, RmsScale, Scale, Step
-from paritas.targets.rotary import Rotary, rotaries
+from paritas.targets.rotary import Rotary, rotaries, rotaries_at
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,30 @@ def begin(graph: Graph, attentions: Iterable[Attention], context: int, ids: ir.V
     with graph.scope("step"):
         windows = {spec.window for spec in specs}
         return StandardStep(context, rotaries(graph, ropes, context, ids, mask), masks(graph, ids, mask, windows))
+
+
+def begin_drafting(
+    graph: Graph, attentions: Sequence[Attention], context: int, where: ir.Value, keys: Sequence[ir.Value]
+) -> StandardStep:
+    """Of a drafter's token, which sees all borrowed keys, or the last ``window + 1`` of them.
+
+    One more than a window of the model itself has: transformers makes this mask of its two-sided window, which counts
+    the distance and not the keys.
+    """
+    op = graph.op
+    ropes = [spec.rope for spec in attentions if spec.rope is not None]
+    with graph.scope("step"):
+        zero, one = graph.constant(np.array(0), "zero"), graph.constant(np.array(1), "one")
+        seen: dict[int | None, ir.Value] = {}
+        for spec in attentions:
+            if spec.window in seen or spec.keys_of is None:
+                continue
+            length = op.Squeeze(op.Shape(keys[spec.keys_of], start=2, end=3))
+            back = op.Sub(length, op.Range(zero, length, one))  # 1 for the last key
+            reach = length if spec.window is None else graph.constant(np.array(spec.window + 1), f"reach.{spec.window}")
+            axes = graph.constant(np.array([0, 1, 2]), "axes.0.1.2")
+            seen[spec.window] = op.Unsqueeze(op.LessOrEqual(back, reach), axes)
+        return StandardStep(context, rotaries_at(graph, ropes, context, where), seen)
 
 
 def rotate(graph: Graph, step: StandardStep, rope: Rope, heads: int, head_dim: int, x: ir.Value) -> ir.Value:
@@ -75,6 +99,23 @@ def attention(
         _outputs=3 if sinks is None else 4,
     )
     return out if sinks is None else sunk(graph, spec, out, scores[0], sinks), (key, value)
+
+
+def shared_attention(
+    graph: Graph, spec: Attention, q: ir.Value, shared: tuple[ir.Value, ir.Value], mask: ir.Value
+) -> ir.Value:
+    """Attention of q [batch, sequence, heads * head_dim] over keys and values [batch, kv_heads, total, head_dim].
+
+    The mask [batch, 1, sequence, total] says all: which key is causal to which query an attention whose keys are more
+    than its queries, without a past, cannot know.
+    """
+    op, width = graph.op, spec.heads * spec.head_dim
+    split = graph.constant(np.array([0, 0, spec.heads, spec.head_dim]), f"shape.heads.{spec.heads}.{spec.head_dim}")
+    joined = graph.constant(np.array([0, 0, width]), f"shape.joined.{width}")
+    capped = {} if spec.softcap is None else {"softcap": spec.softcap}
+    queries = op.Transpose(op.Reshape(q, split), perm=[0, 2, 1, 3])
+    out = op.Attention(queries, *shared, mask, scale=spec.scale, **capped)
+    return op.Reshape(op.Transpose(out, perm=[0, 2, 1, 3]), joined)
 
 
 def sunk(graph: Graph, spec: Attention, out: ir.Value, scores: ir.Value, sinks: ir.Value) -> ir.Value:
@@ -144,6 +185,32 @@ def masks(graph: Graph, ids: ir.Value, mask: ir.Value, windows: set[int | None])
     real = op.Cast(op.Unsqueeze(mask, graph.constant(np.array([1, 2]), "axes.1.2")), to=ir.DataType.BOOL)
     # A token always sees itself: a query of the padding would otherwise see nothing, and softmax would make it NaN.
     visible = op.Or(op.And(op.LessOrEqual(keys, queries), real), op.Equal(keys, queries))
+    return _within(graph, windows, visible, queries, keys)
+
+
+def masks_by_position(
+    graph: Graph, positions: ir.Value, mask: ir.Value, windows: set[int | None]
+) -> Mapping[int | None, ir.Value]:
+    """The same for keys that lie at their positions, row by row, and nothing that matters behind a row's last one.
+
+    Args:
+        positions: of the queries, [batch, sequence].
+        mask: [batch, total].
+        windows: as they are wanted.
+    """
+    op = graph.op
+    total = op.Squeeze(op.Shape(mask, start=1, end=2))
+    keys = op.Range(graph.constant(np.array(0), "zero"), total, graph.constant(np.array(1), "one"))
+    queries = op.Unsqueeze(positions, graph.constant(np.array([1, 3]), "axes.1.3"))  # [batch, 1, sequence, 1]
+    visible = op.LessOrEqual(keys, queries)
+    return _within(graph, windows, visible, queries, keys)
+
+
+def _within(
+    graph: Graph, windows: set[int | None], visible: ir.Value, queries: ir.Value, keys: ir.Value
+) -> Mapping[int | None, ir.Value]:
+    """``visible``, and of it the keys within each window: so many, the query's own included."""
+    op = graph.op
 
     def masked(window: int | None) -> ir.Value:
         if window is None:

@@ -53,13 +53,17 @@ class Comparison:
         floors: ``[positions]``.
         vocab_ids: ``[positions]``, the token whose logit differs most.
         tokens: None if the sequence asks for none.
+        cosines: ``[positions]``, of the two rows; NaN where the package gave NaN or Inf.
+        same_best: ``[positions]``, whether both have the same greatest element.
     """
 
     sequence: str
     differences: NDArray[np.float64]
     floors: NDArray[np.float64]
     vocab_ids: NDArray[np.int64]
-    tokens: Tokens | None = None
+    tokens: Tokens | None
+    cosines: NDArray[np.float64]
+    same_best: NDArray[np.bool_]
 
     @property
     def ratios(self) -> NDArray[np.float64]:
@@ -109,7 +113,7 @@ def compare(
     check_shape(want.shape, got.shape)
     differences, vocab_ids = differ(want, got)
     tokens = _tokens(want, got, np.minimum(differences, PROVEN_FLOORS * floors), prompt, greedy)
-    return Comparison(sequence, differences, floors, vocab_ids, tokens if greedy else None)
+    return Comparison(sequence, differences, floors, vocab_ids, tokens if greedy else None, *_alike(want, got))
 
 
 def check_shape(want: tuple[int, ...], got: tuple[int, ...]) -> None:
@@ -142,6 +146,20 @@ def differ(want: Logits, got: Logits) -> tuple[NDArray[np.float64], NDArray[np.i
         where[rows] = gap.argmax(axis=1)
         most[rows] = gap.max(axis=1)
     return most, where
+
+
+def _alike(want: Logits, got: Logits) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Cosine of the two rows, and whether they have the same greatest element, each ``[positions]``.
+
+    People know these; neither judges anything, since both pass over a wrong epsilon.
+    """
+    cosines = np.empty(len(want))
+    for rows in blocks(len(want)):
+        one, other = want[rows].astype(np.float64), got[rows].astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            inner = [np.einsum("pv,pv->p", a, b) for a, b in ((one, other), (one, one), (other, other))]
+            cosines[rows] = inner[0] / np.sqrt(inner[1] * inner[2])
+    return cosines, want.argmax(axis=1) == got.argmax(axis=1)
 
 
 def blocks(rows: int) -> Iterator[slice]:

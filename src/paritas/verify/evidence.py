@@ -106,6 +106,15 @@ class Where(Record):
     vocab_id: int
 
 
+class Alike(Record):
+    """What people know of two rows of logits. It judges nothing: a wrong epsilon passes all of it."""
+
+    cosine: float = Field(description="mean over the positions, seven decimals")
+    least_cosine: float = Field(description="at the position where it is least, seven decimals")
+    same_best: int = Field(description="positions whose best token is the same")
+    positions: int
+
+
 class TokenCount(Record):
     """Greedy tokens beside the reference's."""
 
@@ -145,6 +154,7 @@ class ProbeRecord(Record):
     where: Where | None = None
     first_bad: Where | None = Field(default=None, description="first position beyond the gate")
     tokens: TokenCount | None = None
+    alike: Alike | None = None
     choices: tuple[Choices, ...] = ()
     differences: tuple[Differences, ...] = ()
     seconds: Compact = 0.0

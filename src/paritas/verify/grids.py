@@ -25,7 +25,8 @@ SOURCE = 2.0**-9
 _NOISE = 1e-3  # steps, of fp32 arithmetic
 _CLIPPED = 0.125  # of the range of the integers: how far beyond its end a weight may be clipped to it
 _BLOCK = 1 << 20
-_EVERYWHERE, _BALANCED = 0.02, 0.5
+_EVERYWHERE, _BALANCED, _TOGETHER = 0.02, 0.5, 0.9
+_FEW = 3  # astray integers of a block, of which fewer have no direction
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Rounding:
         astray: elements that are not the nearest point of their grid.
         row, column: of the worst element, in the stored weight.
         shift, swell: of the astray ones, the mean direction in which they are off: up or down; away from zero or to it.
+        together: of the astray ones of a block, how far they are off in one direction, on the average of the blocks: 1
+            where each block has its own wrong scale or zero point.
     """
 
     elements: int
@@ -51,14 +54,17 @@ class Rounding:
     column: int
     shift: float = 0.0
     swell: float = 0.0
+    together: float = 0.0
 
     @property
     def compensated(self) -> bool:
         """Astray everywhere and in all directions, as rounding does that makes up for its own errors (GPTQ).
 
-        A wrong scale is off to or from zero, a wrong zero point in one direction, other integers in some places.
+        A wrong scale is off to or from zero, a wrong zero point in one direction, other integers in some places; where
+        each block has another wrong one, so it is within the blocks.
         """
-        return self.astray > _EVERYWHERE * self.elements and max(abs(self.shift), abs(self.swell)) < _BALANCED
+        balanced = max(abs(self.shift), abs(self.swell)) < _BALANCED and self.together < _TOGETHER
+        return self.astray > _EVERYWHERE * self.elements and balanced
 
     def fault(self, weight: Quantized) -> str | None:
         """Why the weight is not the checkpoint's, quantised; None if it is."""
@@ -88,6 +94,7 @@ def rounding(weight: Quantized, places: Sequence[tuple[int, Rows, NDArray[np.int
     elements = astray = 0
     worst, clipped = (0.0, 0, 0), 0.0
     shift = swell = 0.0
+    aligned = np.zeros(2)
     for first, values, rows in places:
         for start in range(0, len(rows), step := max(1, _BLOCK // weight.columns)):
             part = rows[start : start + step]
@@ -95,7 +102,9 @@ def rounding(weight: Quantized, places: Sequence[tuple[int, Rows, NDArray[np.int
             want, got = values[part].astype(np.float64), grid.values.astype(np.float64)
             off, beyond, wrong = _steps(weight, grid, want)
             way = np.sign(off) * wrong
-            shift, swell = shift + float(way.sum()), swell + float((way * np.sign(grid.integers - grid.zeros)).sum())
+            from_zero = way * np.sign(grid.integers - grid.zeros)
+            shift, swell = shift + float(way.sum()), swell + float(from_zero.sum())
+            aligned += _aligned(way, from_zero, weight.block or weight.columns)
             off = np.abs(off)
             distance += float(((got - want) ** 2).sum())
             length += float((want**2).sum())
@@ -107,7 +116,27 @@ def rounding(weight: Quantized, places: Sequence[tuple[int, Rows, NDArray[np.int
             worst = max(worst, candidate)
     error = (distance / length) ** 0.5 if length else float("inf")
     count = max(astray, 1)
-    return Rounding(elements, error, worst[0], clipped, astray, worst[1], worst[2], shift / count, swell / count)
+    return Rounding(
+        elements,
+        error,
+        worst[0],
+        clipped,
+        astray,
+        worst[1],
+        worst[2],
+        shift / count,
+        swell / count,
+        float(aligned[0] / max(aligned[1], 1)),
+    )
+
+
+def _aligned(way: NDArray[np.float64], from_zero: NDArray[np.float64], block: int) -> NDArray[np.float64]:
+    """Astray integers that go with most of their block, and all of those, where a block has more than a few."""
+    widths = ((0, 0), (0, -way.shape[1] % block))
+    one, other = (np.pad(each, widths).reshape(len(each), -1, block) for each in (way, from_zero))
+    counts = np.abs(one).sum(axis=2)
+    most = np.maximum(np.abs(one.sum(axis=2)), np.abs(other.sum(axis=2)))
+    return np.array([most[counts >= _FEW].sum(), counts[counts >= _FEW].sum()])
 
 
 def _steps(

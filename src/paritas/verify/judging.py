@@ -10,8 +10,8 @@ from paritas.runtime.decoder import Decoder
 from paritas.verify.asking import Answer, ask, kept
 from paritas.verify.caches import rows
 from paritas.verify.compare import Comparison, check_shape, compare
-from paritas.verify.evidence import Choices, Differences, Finding, ProbeRecord, Severity, TokenCount, Where
-from paritas.verify.probes import OPTIONAL, Manner, Probe
+from paritas.verify.evidence import Alike, Choices, Differences, Finding, ProbeRecord, Severity, TokenCount, Where
+from paritas.verify.probes import INSIDE, OPTIONAL, Manner, Probe
 from paritas.verify.truth import Truth, Truths
 from paritas.verify.verdict import PROVEN_FLOORS, Place, Verdict, judge, signature
 
@@ -23,6 +23,7 @@ CANNOT = frozenset(
 _REMEDIES = {
     "logits-not-finite": "Look for numbers beyond what a narrow dtype holds, and for masks that hide every key.",
     "cache-diverges": "The fault lies before this layer's keys and values: compare what goes into it.",
+    "hidden-diverges": "The fault lies before this layer's end; logits may be right, and what reads the state is not.",
     "logits-diverge": "Do not ship it. Look where its first bad position points to; paritas audit reads the files.",
     "logits-unexplained": "Do not ship it. Verify it on another machine, and report it with evidence.json.",
 }
@@ -45,7 +46,7 @@ def probe_record(decoder: Decoder, probe: Probe, truths: Truths) -> Judged:
         if error.code in CANNOT or (probe.manner in OPTIONAL and error.code == "runtime-failed"):
             return not_tested(probe, decoder.runtime, error.fact)
         return invalid(probe, decoder.runtime, error)
-    return _record(probe, decoder.runtime, comparisons, time.perf_counter() - started)
+    return record_of(probe, decoder.runtime, comparisons, time.perf_counter() - started)
 
 
 def not_tested(probe: Probe, runtime: str, reason: str) -> Judged:
@@ -124,11 +125,12 @@ def _beside(truth: Truth, answer: Answer, manner: Manner) -> Comparison:
     )
 
 
-def _record(probe: Probe, runtime: str, comparisons: list[Comparison], seconds: float) -> Judged:
+def record_of(probe: Probe, runtime: str, comparisons: list[Comparison], seconds: float) -> Judged:
+    """A probe's verdict by its comparisons, and what there is to say of it."""
     worst = max(comparisons, key=lambda c: float(c.ratios.max()))
     floors = float(worst.ratios.max())
     bad = [c for c in comparisons if c.first_bad is not None]
-    first = None if not bad else bad[0] if probe.manner is Manner.CACHE else min(bad, key=lambda c: c.first_bad or 0)
+    first = None if not bad else bad[0] if probe.manner in INSIDE else min(bad, key=lambda c: c.first_bad or 0)
     record = ProbeRecord(
         id=probe.id,
         runtime=runtime,
@@ -140,6 +142,7 @@ def _record(probe: Probe, runtime: str, comparisons: list[Comparison], seconds: 
         where=_where(worst, worst.worst),
         first_bad=None if first is None else _where(first, first.first_bad or 0),
         tokens=_tokens(comparisons),
+        alike=_alike(comparisons),
         choices=tuple(
             Choices(sequence=c.sequence, tokens=tokens.chosen, gaps=tokens.gaps, near_ties=tokens.near)
             for c in comparisons
@@ -156,8 +159,20 @@ def _where(comparison: Comparison, position: int) -> Where:
 
 
 def _differences(comparison: Comparison, manner: Manner) -> Differences:
-    floors = tuple(comparison.floors.tolist()) if manner is Manner.CACHE else ()
+    floors = tuple(comparison.floors.tolist()) if manner in INSIDE else ()
     return Differences(sequence=comparison.sequence, differences=tuple(comparison.differences.tolist()), floors=floors)
+
+
+def _alike(comparisons: list[Comparison]) -> Alike | None:
+    cosines = np.concatenate([c.cosines for c in comparisons])
+    if not np.isfinite(cosines).all():
+        return None
+    return Alike(
+        cosine=round(float(cosines.mean()), 7),
+        least_cosine=round(float(cosines.min()), 7),
+        same_best=sum(int(c.same_best.sum()) for c in comparisons),
+        positions=len(cosines),
+    )
 
 
 def _tokens(comparisons: list[Comparison]) -> TokenCount | None:
@@ -186,6 +201,8 @@ def _findings(record: ProbeRecord, comparisons: list[Comparison], manner: Manner
     )
     if manner is Manner.CACHE:
         return (_finding("cache-diverges", "error", place, message),)
+    if manner is Manner.HIDDEN:
+        return (_finding("hidden-diverges", "error", place, message),)
     if record.verdict is Verdict.DIVERGES:
         return (_finding("logits-diverge", "error", place, message),)
     return (_finding("logits-unexplained", "warning", place, message),)

@@ -1,8 +1,10 @@
 """Loads the reference: transformers' class with every weight of the checkpoint in its place, fp32, eager.
 
-A folder is loaded by ``from_pretrained``. A GGUF file is read by transformers' own GGUF reader too, independently of
-ours, but into the class that the whole file describes: ``from_pretrained(gguf_file=...)`` (transformers 5.24) reads
-neither ``rope_freqs`` (Llama 3.x) nor RoPE scaling (Gemma 3 4B and up) nor biases, and goes on without them.
+A folder is loaded by ``from_pretrained``; of one whose other halves want libraries that are not there, the text model
+alone. Weights that only another library could dequantise are ours, in transformers' class. A GGUF file is read by
+transformers' own GGUF reader too, independently of ours, but into the class that the whole file describes:
+``from_pretrained(gguf_file=...)`` (transformers 5.24) reads neither ``rope_freqs`` (Llama 3.x) nor RoPE scaling
+(Gemma 3 4B and up) nor biases, and goes on without them.
 """
 
 import functools
@@ -15,6 +17,10 @@ from typing import Any
 
 from paritas.checkpoint import Checkpoint
 from paritas.errors import Invalid, ParitasError
+from paritas.verify.adapting import merge_adapter
+
+DEQUANTISES = ("fp8", "mxfp4")
+"""Methods of quantisation that transformers itself dequantises on a CPU, with no other library than accelerate."""
 
 _NEEDS = "Install the extra 'verify' of Paritas: pip install torch transformers"
 
@@ -62,6 +68,8 @@ def load_reference(checkpoint: Checkpoint) -> tuple[Any, tuple[str, ...]]:
     """
     torch, transformers = require_torch()
     load = _of_gguf if checkpoint.path.suffix == ".gguf" else _of_folder
+    if checkpoint.quantised not in (None, *DEQUANTISES):
+        load = _of_dequantised
     try:
         with quiet():
             model, info = load(checkpoint, torch, transformers)
@@ -73,12 +81,14 @@ def load_reference(checkpoint: Checkpoint) -> tuple[Any, tuple[str, ...]]:
             hint="Load it with transformers' from_pretrained to see its own report.",
         ) from error
     _check_complete(info, checkpoint.name)
+    if checkpoint.adapter is not None:
+        model = merge_adapter(model, checkpoint.adapter)
     return model.eval(), tuple(sorted(map(str, info["unexpected_keys"])))
 
 
 def _of_folder(checkpoint: Checkpoint, torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:
-    load: Callable[..., Any] = transformers.AutoModelForCausalLM.from_pretrained
-    return load(
+    load: Callable[..., Any] = functools.partial(
+        transformers.AutoModelForCausalLM.from_pretrained,
         str(checkpoint.path),
         use_safetensors=True,
         dtype=torch.float32,
@@ -87,6 +97,34 @@ def _of_folder(checkpoint: Checkpoint, torch: Any, transformers: Any) -> tuple[A
         trust_remote_code=False,
         output_loading_info=True,
     )
+    try:
+        return load()
+    except ImportError:
+        # The halves for images and sound may want libraries that text does without (Gemma 3n: timm).
+        config = transformers.AutoConfig.from_pretrained(str(checkpoint.path), trust_remote_code=False)
+        if (text := config.get_text_config()) is config:
+            raise
+        return load(config=text)
+
+
+def _of_dequantised(checkpoint: Checkpoint, torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:
+    """As from_pretrained, with weights that we dequantised: transformers would need the library that wrote them."""
+    config = transformers.AutoConfig.from_pretrained(str(checkpoint.path), trust_remote_code=False)
+    del config.quantization_config
+    with torch.device("meta"):
+        empty: Any = transformers.AutoModelForCausalLM.from_config(config)
+    tensors = {name: torch.from_numpy(tensor.read()) for name, tensor in checkpoint.tensors.items()}
+    model, info = empty.__class__.from_pretrained(
+        None,
+        config=config,
+        state_dict=tensors,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        output_loading_info=True,
+    )
+    if checkpoint.generation:
+        model.generation_config = transformers.GenerationConfig(**checkpoint.generation)
+    return model, info
 
 
 def _of_gguf(checkpoint: Checkpoint, torch: Any, transformers: Any) -> tuple[Any, dict[str, Any]]:

@@ -61,16 +61,23 @@ def recall_truths(
     recorded: Mapping[str, Sequence] | None = None,
     stores: Stores | None = None,
 ) -> Truths:
-    """As :func:`~paritas.verify.truth.find_truths`, out of the cache where it is there, and into it where not."""
+    """As :func:`~paritas.verify.truth.find_truths`, out of the cache where it is there, and into it where not.
+
+    Answers that were remembered with ``power`` are answers without it too.
+    """
     root = store.cache_folder() / "reference"
     progress("hashing the checkpoint", 0, 1)
-    key = cache_key(checkpoint, context, power=power, recorded=recorded, stores=stores)
+    parts = _parts(checkpoint, context, recorded, stores)
+    keys = {each: _key(parts, power=each) for each in ([True] if power else [False, True])}
     progress("hashing the checkpoint", 1, 1)
-    entry = store.load(root, key)
-    if entry is not None and (truths := _truths(entry, checkpoint.name)) is not None:
-        return truths
+    for key in keys.values():
+        entry = store.load(root, key)
+        if entry is not None and (truths := _truths(entry, checkpoint.name)) is not None:
+            return truths if power else replace(truths, power=())
     truths = find_truths(checkpoint, progress, context, power=power, recorded=recorded, stores=stores)
-    store.save(root, key, _entry(truths))
+    if store.save(root, keys[power], _entry(truths)) and (entry := store.load(root, keys[power])) is not None:
+        mapped = _truths(entry, checkpoint.name)  # its logits lie on disk, and no longer in memory
+        return truths if mapped is None else replace(mapped, ids=truths.ids)
     return truths
 
 
@@ -83,8 +90,18 @@ def cache_key(
     stores: Stores | None = None,
 ) -> str:
     """Hash of all that the reference's answers depend on."""
+    return _key(_parts(checkpoint, context, recorded, stores), power=power)
+
+
+def _key(parts: Mapping[str, Any], *, power: bool) -> str:
+    return _sha256(json.dumps({**parts, "power": power}, sort_keys=True, default=str).encode())
+
+
+def _parts(
+    checkpoint: Checkpoint, context: int | None, recorded: Mapping[str, Sequence] | None, stores: Stores | None
+) -> dict[str, Any]:
     machine = provenance.environment()
-    parts: dict[str, Any] = {
+    return {
         "checkpoint": provenance.checkpoint_sha256(checkpoint),
         "config": checkpoint.config,
         "generation": checkpoint.generation,
@@ -94,12 +111,10 @@ def cache_key(
         "machine": (machine.platform, machine.cpu),
         "settings": Settings(seed=None, ids="", refused={}).model_dump(),
         "context": context,
-        "power": power,
         "recorded": None if recorded is None else {name: list(each.ids) for name, each in recorded.items()},
         "stores": None if stores is None else (stores.sha256, stores.dtype),
         "code": _own_code(),
     }
-    return _sha256(json.dumps(parts, sort_keys=True, default=str).encode())
 
 
 @cache

@@ -54,12 +54,14 @@ class Parameter:
         values: ``[rows, columns]``, fp32; writing into it changes the reference. A vector is one row.
         gathered: an embedding, whose rows are taken.
         used: text goes through it; the image half of a multimodal checkpoint is not.
+        taken: a graph may take a part of it before it computes with it: one of several experts, rows of another table.
     """
 
     name: str
     values: Rows
     gathered: bool
     used: bool = True
+    taken: bool = False
 
     @property
     def is_matrix(self) -> bool:
@@ -249,6 +251,9 @@ class Index:
             yield width, np.concatenate([_hashed(block) for _, block in each.stored.blocks()])
         if rows in self._columns and rows > 1:  # stored the other way round
             yield rows, _hashed(np.ascontiguousarray(each.stored.vector().reshape(rows, width).T))
+        if len(each.stored.shape) == 3 and each.stored.shape[1] in self._columns:  # each expert's the other way round
+            turned = each.stored.vector().reshape(each.stored.shape).transpose(0, 2, 1)
+            yield each.stored.shape[1], _hashed(np.ascontiguousarray(turned.reshape(-1, each.stored.shape[1])))
 
 
 def _hashed(rows: Rows) -> Hashes:
@@ -261,7 +266,7 @@ def _hashed(rows: Rows) -> Hashes:
 def _floats(parameter: Parameter, index: Index, own: Own) -> None:
     """In which dtype the package has a parameter; rounded to it, it is put in place."""
     values = parameter.values
-    for role in (True, False) if parameter.gathered else (False,):
+    for role in (True, False) if parameter.gathered or parameter.taken else (False,):
         for dtype, cast in CASTS.items():
             if index.share(values, dtype, gathered=role) > _MOST:
                 if dtype != "fp32":

@@ -38,7 +38,11 @@ class Manner(Enum):
     PADDED_RIGHT = auto()
     CHANGED_TOKENS = auto()
     CACHE = auto()
+    HIDDEN = auto()
 
+
+INSIDE = frozenset({Manner.CACHE, Manner.HIDDEN})
+"""What looks at tensors of layers, each with a floor of its own, and not at logits."""
 
 OPTIONAL = frozenset({Manner.CHUNKS, Manner.PADDED_RIGHT, Manner.CACHE})
 """What a package need not be made for: where the runtime refuses it, it is not tested, rather than invalid."""

@@ -39,9 +39,11 @@ def checkpoint_record(checkpoint: Checkpoint, class_name: str) -> CheckpointReco
 
 
 def checkpoint_sha256(checkpoint: Checkpoint) -> str:
-    """One hash over the names and contents of config.json and the tensor files."""
+    """One hash over the names and contents of config.json and the tensor files, and of its adapter's."""
     path = checkpoint.path
     files = [path] if path.is_file() else [path / "config.json", *sorted(path.glob("*.safetensors"))]
+    if checkpoint.adapter is not None:
+        files += [checkpoint.adapter / "adapter_config.json", *sorted(checkpoint.adapter.glob("*.safetensors"))]
     whole = hashlib.sha256()
     for file in files:
         whole.update(f"{file.name}\0{file_sha256(file)}\n".encode())

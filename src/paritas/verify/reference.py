@@ -123,12 +123,33 @@ class Reference:
                 halves |= {f"layer {number} {half}": getattr(layer, half)[0] for half in ("keys", "values")}
             elif len(seen) == 1 and not any(getattr(layer, "is_recurrent_states_initialized", {}).values()):
                 states[f"layer {number} convolution"] = seen[0].mT[:, 1:]
-            else:
+            elif type(layer).__name__ != "DummyLayer":  # which is that of a layer without keys of its own
                 halves = states = {}
                 break
         if not halves | states:
             raise Invalid("reference-refused", f"{self.class_name} keeps something else than keys and values")
         return {name: each.numpy() for name, each in (halves | states).items()}
+
+    def hidden_states(self, ids: Sequence[int]) -> dict[str, NDArray[np.floating[Any]]]:
+        """``hidden_states.N`` ``[1, tokens, hidden]``: behind layer N, behind the last one what goes into the head.
+
+        A layer behind which there are several streams (AltUp) is left out.
+        """
+        seen: list[Any] = []
+
+        def keep(_: Any, given: Any) -> None:
+            seen.append(given[0])
+
+        hook = self._model.get_output_embeddings().register_forward_pre_hook(keep)
+        try:
+            with self._torch.inference_mode(), quiet(), _refusals("a forward pass"):
+                asked = self._torch.tensor([list(ids)])
+                between = self._model(input_ids=asked, use_cache=False, output_hidden_states=True).hidden_states[1:-1]
+        finally:
+            hook.remove()
+        depth = len(between)
+        states = {index: state for index, state in enumerate(between) if state.ndim == 3} | {depth: seen[-1]}
+        return {f"hidden_states.{index}": self._numpy(state) for index, state in states.items()}
 
     def faults(self, used: frozenset[int]) -> tuple[Fault, ...]:
         """Faults that this model can have; ``used`` are the token ids that are fed."""
@@ -144,7 +165,7 @@ class Reference:
         widths = {int(b.shape[0]) for m in ropes for b in m.buffers() if b.ndim == 1}
         if tables := read_tables(held, [width * times for width in widths for times in (1, 2)]):
             for module in ropes:
-                module.register_forward_hook(rounds(tables), with_kwargs=True)
+                module.register_forward_hook(rounds(tables, self.facts.switches), with_kwargs=True)
         self._round_scales(held)
         return own
 
@@ -153,13 +174,15 @@ class Reference:
         embedding, head = self._model.get_input_embeddings().weight, self._model.get_output_embeddings()
         if head is not None and head.weight.data_ptr() == embedding.data_ptr():
             head.weight = self._torch.nn.Parameter(embedding.detach().clone(), requires_grad=False)
-        used = self._used()
+        used, table = self._used(), self._torch.nn.Embedding
+        tables = {f"{name}.weight" for name, module in self._model.named_modules() if isinstance(module, table)}
         return tuple(
             Parameter(
                 name,
                 each.detach().reshape(-1, each.shape[-1] if each.ndim else 1).numpy(),
                 each is embedding,
                 name.rpartition(".")[0] in used,
+                each.ndim == 3 or name in tables,
             )
             for name, each in self._model.named_parameters()
         )
@@ -199,8 +222,9 @@ class Reference:
         whole = self._model
         kind = {"fp16": self._torch.float16, "bf16": self._torch.bfloat16}[dtype]
         self._model = copy.deepcopy(whole).to(kind)
-        for (_, narrow), (_, wide) in zip(self._model.named_buffers(), whole.named_buffers(), strict=True):
-            narrow.data = wide.data.clone()
+        wide = dict(whole.named_buffers(remove_duplicate=False))  # dynamic RoPE has one buffer under two names
+        for name, narrow in self._model.named_buffers(remove_duplicate=False):
+            narrow.data = wide[name].data.clone()
         try:
             yield
         finally:
@@ -221,14 +245,15 @@ class Reference:
         Raises:
             Invalid: ``reference-refused``: the class cannot.
         """
-        with _refusals("SDPA"):
+        with quiet(), _refusals("SDPA"):
             self._model.set_attn_implementation("sdpa")
         try:
             if self._model.config._attn_implementation != "sdpa":
                 raise Invalid("reference-refused", f"{self.class_name} has no SDPA attention")
             yield
         finally:
-            self._model.set_attn_implementation("eager")
+            with quiet():
+                self._model.set_attn_implementation("eager")
 
     def to_fp64(self) -> None:
         """From now on it computes in fp64 (as far as transformers does: norms and softmax stay fp32).

@@ -67,7 +67,7 @@ def read_record(file: Path) -> Evidence:
 def replay(
     record: Evidence,
     package: Path,
-    against: Path,
+    against: Path | Checkpoint,
     runtimes: Collection[str] = (),
     progress: Progress = silent,
     *,

@@ -79,14 +79,20 @@ class Noises:
 
 def routers(model: Any) -> list[Any]:
     """Modules that give scores of all experts, weights of those that are taken, and their numbers."""
-    return [each for each in model.modules() if type(each).__name__.endswith("Router") and hasattr(each, "top_k")]
+    return [each for each in model.modules() if type(each).__name__.endswith("Router") and _taken(each) is not None]
+
+
+def _taken(router: Any) -> int | None:
+    """How many experts it takes for each token: its own number, or its configuration's (Gemma 4)."""
+    taken = getattr(router, "top_k", None)
+    return getattr(getattr(router, "config", None), "top_k_experts", None) if taken is None else int(taken)
 
 
 @contextmanager
 def hearing(model: Any) -> Generator[Heard]:
     """Within, what the routers of ``model`` say is written down."""
     found = routers(model)
-    heard = Heard([[] for _ in found], [int(each.top_k) for each in found])
+    heard = Heard([[] for _ in found], [_taken(each) or 0 for each in found])
 
     def listen(number: int) -> Any:
         def hook(_module: Any, _given: Any, output: Any) -> None:
@@ -104,19 +110,25 @@ def hearing(model: Any) -> Generator[Heard]:
 
 @contextmanager
 def rerouting(model: Any, ties: Ties) -> Generator[None]:
-    """Within one run over a sequence, its ties are decided the other way; the expert's weight stays, being as good."""
+    """Within one run over a sequence, its ties are decided the other way.
+
+    The expert's weight stays, being as good; where each expert has a scale of its own (Gemma 4), it has the new one's.
+    """
 
     def turn(number: int) -> Any:
         seen = 0
 
-        def hook(_module: Any, _given: Any, output: Any) -> Any:
+        def hook(module: Any, _given: Any, output: Any) -> Any:
             nonlocal seen
             scores, weights, numbers = output
-            numbers = numbers.clone()
+            numbers, weights = numbers.clone(), weights.clone()
+            own = getattr(module, "per_expert_scale", None)
             for token in range(seen, seen + len(numbers)):
                 if swap := ties.swaps[number].get(token):
-                    row = numbers[token - seen]
+                    row, shares = numbers[token - seen], weights[token - seen]
                     if not bool((row == swap[1]).any()):
+                        if own is not None:
+                            shares[row == swap[0]] *= own[swap[1]] / own[swap[0]]
                         row[row == swap[0]] = swap[1]
             seen += len(numbers)
             return scores, weights, numbers

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paritas.checkpoint import open_checkpoint
+from paritas.checkpoint import Checkpoint, open_checkpoint
 from paritas.errors import Invalid, ParitasError
 from paritas.progress import Progress, silent
 from paritas.runtime.decoder import Decoder
@@ -25,7 +25,8 @@ from paritas.verify.evidence import (
     Severity,
     VariantRecord,
 )
-from paritas.verify.loading import check_installed
+from paritas.verify.hidden import with_hidden_states
+from paritas.verify.loading import DEQUANTISES, check_installed
 from paritas.verify.power import blind_spots
 from paritas.verify.probes import Manner, Probe
 from paritas.verify.rounded import Copy, fp32_copy, precision, shipped, truths_for, with_quality
@@ -39,7 +40,7 @@ _ABSENT = frozenset({"genai-missing", "genai-config-missing"})
 
 def verify(
     package: Path,
-    against: Path,
+    against: Path | Checkpoint,
     *,
     runtimes: Sequence[str] = RUNTIMES,
     progress: Progress = silent,
@@ -50,7 +51,7 @@ def verify(
 
     Args:
         package: a package's folder, or its graph.
-        against: the checkpoint's folder or GGUF file.
+        against: the checkpoint's folder or GGUF file, or the checkpoint itself.
         runtimes: of :data:`RUNTIMES`, those to ask.
         progress: called as work goes on.
         cache: whether the reference's answers are kept, and taken from where they were kept.
@@ -68,8 +69,25 @@ def verify(
     _check(runtimes)
     check_installed()
     opened = open_package(package)
-    truths = truths_for(opened, open_checkpoint(against), progress, cache=cache, power=power)
-    return judge(opened, truths, runtimes, progress)
+    checkpoint = open_checkpoint(against)
+    truths = truths_for(opened, checkpoint, progress, cache=cache, power=power)
+    evidence = with_hidden_states(judge(opened, truths, runtimes, progress), opened, checkpoint, progress)
+    return _noting(evidence, checkpoint)
+
+
+def _noting(evidence: Evidence, checkpoint: Checkpoint) -> Evidence:
+    """The evidence with a note of what the reference's weights are, where they are stored quantised."""
+    if checkpoint.quantised is None:
+        return evidence
+    whose = "transformers" if checkpoint.quantised in DEQUANTISES else "Paritas, in transformers' class"
+    note = Finding(
+        code="checkpoint-dequantised",
+        severity="note",
+        where=checkpoint.name,
+        message=f"the checkpoint's weights are stored as {checkpoint.quantised}, and were dequantised by {whose}",
+        remedy="The verdict is on the dequantised model, in fp32: nothing of a quantised kernel is in it.",
+    )
+    return evidence.model_copy(update={"findings": (*evidence.findings, note)})
 
 
 def judge(

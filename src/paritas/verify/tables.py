@@ -56,8 +56,14 @@ def read_tables(held: Held, widths: Sequence[int]) -> tuple[Table, ...]:
 _LARGEST = 4.0  # a cosine times the attention factor of YaRN or LongRoPE
 
 
-def rounds(tables: Sequence[Table]) -> Callable[..., Any]:
-    """A forward hook for transformers' rotary modules, which give cosines and sines ``[batch, tokens, width]``."""
+def rounds(tables: Sequence[Table], switches: Sequence[int] = ()) -> Callable[..., Any]:
+    """A forward hook for transformers' rotary modules, which give cosines and sines ``[batch, tokens, width]``.
+
+    Args:
+        tables: of the package.
+        switches: lengths beyond which RoPE rotates otherwise. The rows for calls beyond one may follow that many rows
+            for calls up to it, in one table.
+    """
     torch = importlib.import_module("torch")
 
     def replaced(values: Any, positions: NDArray[np.int64]) -> Any:
@@ -70,9 +76,10 @@ def rounds(tables: Sequence[Table]) -> Callable[..., Any]:
         wanted = values.float().numpy()
         half = wanted.shape[-1] // 2
         for table in tables:
-            for part, times in ((wanted[:, :half], 2), (wanted, 1)):
-                if (rows := table.at(positions, part)) is not None:
-                    return torch.from_numpy(np.tile(rows, (1, times))).to(values.dtype)
+            for first in (0, *switches):
+                for part, times in ((wanted[:, :half], 2), (wanted, 1)):
+                    if (rows := table.at(first + positions, part)) is not None:
+                        return torch.from_numpy(np.tile(rows, (1, times))).to(values.dtype)
         return values
 
     def hook(_module: Any, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:

@@ -6,10 +6,18 @@ from dataclasses import dataclass
 
 from paritas.diagnose.diagnosis import Suspect
 from paritas.diagnose.difference import Difference, place
-from paritas.diagnose.kinds import attention, norms, numbers, rope, weights
+from paritas.diagnose.kinds import attention, experts, norms, numbers, rope, weights, wiring
 from paritas.diagnose.kinds.base import Kind
 
-KINDS: tuple[Kind, ...] = (*weights.KINDS, *norms.KINDS, *rope.KINDS, *attention.KINDS, *numbers.KINDS)
+KINDS: tuple[Kind, ...] = (
+    *experts.KINDS,
+    *weights.KINDS,
+    *norms.KINDS,
+    *rope.KINDS,
+    *attention.KINDS,
+    *numbers.KINDS,
+    *wiring.KINDS,
+)
 
 
 @dataclass(frozen=True)

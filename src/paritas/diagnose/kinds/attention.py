@@ -71,6 +71,27 @@ KINDS = (
         ("sonos/torch-to-nnef#217", "microsoft/onnxruntime#29020"),
     ),
     Kind(
+        "mask-forgets-the-past",
+        "mask",
+        lambda d: not d.package.counts_past,
+        "The causal mask begins anew with each call: its first token sees the first key alone, and not what is cached. "
+        "One pass is right, every later call is wrong.",
+        ("microsoft/onnxruntime#29020",),
+    ),
+    Kind(
+        "mask-hides-the-token-itself",
+        "mask",
+        lambda d: not d.package.sees_itself,
+        "A query sees the keys before its own, and not its own: less was written for less or equal.",
+    ),
+    Kind(
+        "mask-irregular",
+        "mask",
+        lambda d: not d.package.regular,
+        "Which keys a query sees follows no window: the mask is right in some calls and wrong in others.",
+        ("microsoft/onnxruntime#29020",),
+    ),
+    Kind(
         "window-dropped",
         "mask",
         lambda d: d.package.window is None and d.reference.window is not None,
@@ -106,5 +127,57 @@ KINDS = (
         lambda d: not d.package.hides_padding,
         "A query sees the padding before a text: attention_mask did not reach the mask. Only padded rows are wrong.",
         ("huggingface/optimum#1146", "microsoft/onnxruntime#27992"),
+    ),
+    Kind(
+        "qkv-clip-missing",
+        "qkv-clip",
+        lambda d: d.package is None,
+        "The model clips queries, keys and values behind their projections (clip_qkv); the package does not.",
+    ),
+    Kind(
+        "qkv-clip-wrong",
+        "qkv-clip",
+        always,
+        "Queries, keys and values are clipped at another number.",
+    ),
+    Kind(
+        "attention-rounded",
+        "attention-rounded",
+        always,
+        "What attention takes is rounded to a short type on the way, in a graph of a longer one.",
+    ),
+    Kind(
+        "kv-source-wrong",
+        "kv-source",
+        always,
+        "A layer without keys and values of its own attends to those of the wrong layer: the last one of its kind "
+        "keeps them (num_kv_shared_layers).",
+    ),
+    Kind(
+        "cache-of-another-layer",
+        "cache",
+        lambda d: d.facts["other"] is not None,
+        "A layer goes on from what another one kept: caches were numbered anew, or wired to the wrong layer. One pass "
+        "is right, every later call is wrong.",
+        ("onnxruntime/mobius#474",),
+    ),
+    Kind(
+        "cache-lost",
+        "cache",
+        lambda d: d.facts["lost"],
+        "What was kept of earlier calls does not reach the layer. One pass is right, every later call is wrong.",
+        ("onnxruntime/mobius nemotron_h",),
+    ),
+    Kind(
+        "cache-rounded",
+        "cache",
+        lambda d: d.facts["rounded"] is not None,
+        "What is kept of earlier calls is rounded to a short type, in a graph of a longer one.",
+    ),
+    Kind(
+        "cache-changed",
+        "cache",
+        always,
+        "What is kept of earlier calls is changed before it is used.",
     ),
 )

@@ -7,6 +7,7 @@ import numpy as np
 
 from paritas.diagnose.difference import Difference
 from paritas.diagnose.kinds.base import Kind, always
+from paritas.diagnose.xielu import Xielu
 
 
 def _is_rounded(difference: Difference) -> bool:
@@ -77,6 +78,12 @@ KINDS = (
         "The MLP has no activation.",
     ),
     Kind(
+        "activation-number-wrong",
+        "activation",
+        lambda d: isinstance(d.package, Xielu) and isinstance(d.reference, Xielu),
+        "xIELU has numbers that each layer learns; the package has others: an initial value, or another layer's.",
+    ),
+    Kind(
         "activation-wrong",
         "activation",
         always,
@@ -101,6 +108,19 @@ KINDS = (
         "logit-softcap",
         always,
         "Logits are capped at another number.",
+    ),
+    Kind(
+        "logit-rounded",
+        "logit-rounding",
+        always,
+        "Logits go through a short type on their way out: the head computes in it, or its output is declared so.",
+        ("microsoft/onnxruntime-genai#1479",),
+    ),
+    Kind(
+        "logit-function-wrong",
+        "logit-function",
+        always,
+        "Something is done to the logits that the model does not do.",
     ),
     Kind(
         "logit-factor-missing",

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 from paritas.diagnose.difference import Difference
 from paritas.diagnose.kinds.base import Kind, always
+from paritas.diagnose.parameters.rope_by_length import ByLength
 from paritas.diagnose.parameters.tables import Table
 
 _CLOSE = 2e-3  # of estimates of theta and factor
@@ -65,6 +66,27 @@ def _amplitude_only(difference: Difference) -> bool:
     return bool(same) and abs(got.amplitude() / wanted.amplitude() - 1) > 1e-4
 
 
+def _calls(difference: Difference) -> tuple[ByLength | None, ByLength]:
+    return difference.package, difference.reference
+
+
+def _is_always_near(difference: Difference) -> bool:
+    got, wanted = _calls(difference)
+    return got is not None and got.near.turns_like(wanted.near) and got.far.turns_like(wanted.near)
+
+
+def _is_always_far(difference: Difference) -> bool:
+    got, wanted = _calls(difference)
+    return got is not None and got.near.turns_like(wanted.far) and got.far.turns_like(wanted.far)
+
+
+def _changes_elsewhere(difference: Difference) -> bool:
+    """Right in the shortest calls and in the longest, but not on both sides of the length at which it should change."""
+    facts = difference.facts
+    later = facts["ends_right"] and _is_always_near(difference)
+    return bool(later or (facts["begins_right"] and _is_always_far(difference)))
+
+
 def _ratios(difference: Difference) -> NDArray[np.float64]:
     """Package's inverse frequencies over the reference's."""
     got, wanted = _tables(difference)
@@ -110,7 +132,8 @@ KINDS = (
         "rope-dimension-wrong",
         "rope-table",
         _pairs_differ,
-        "Another number of dimensions is rotated: partial_rotary_factor was ignored, or applied twice.",
+        "Another number of dimensions is rotated: partial_rotary_factor was ignored, applied twice, or taken for a "
+        "proportional one, which counts frequencies over the whole head.",
         ("vllm-project/vllm#16904", "microsoft/onnxruntime-genai#244"),
     ),
     Kind(
@@ -192,6 +215,35 @@ KINDS = (
         ("onnxruntime/mobius#293", "microsoft/onnxruntime-genai#954"),
     ),
     Kind(
+        "rope-switch-elsewhere",
+        "rope-by-length",
+        _changes_elsewhere,
+        "Long calls are rotated otherwise than short ones from another length on: the original context was read from "
+        "another key, or the tokens before the call are not counted.",
+        ("microsoft/onnxruntime-genai#954",),
+    ),
+    Kind(
+        "rope-switch-ignored",
+        "rope-by-length",
+        _is_always_near,
+        "Calls beyond the original context are rotated as those within it: LongRoPE's short factors alone, or dynamic "
+        "scaling dropped.",
+        ("microsoft/onnxruntime-genai#954",),
+    ),
+    Kind(
+        "rope-long-factors-everywhere",
+        "rope-by-length",
+        _is_always_far,
+        "Calls within the original context are rotated as those beyond it: LongRoPE's long factors alone.",
+        ("microsoft/onnxruntime-genai#954",),
+    ),
+    Kind(
+        "rope-switch-irregular",
+        "rope-by-length",
+        always,
+        "Calls of some lengths are rotated otherwise than the model rotates them; in others it is right.",
+    ),
+    Kind(
         "rope-pairing-wrong",
         "rope-pairing",
         always,
@@ -211,6 +263,18 @@ KINDS = (
         always,
         "Layers without positions (NoPE) are rotated.",
         ("onnxruntime/mobius#177", "onnxruntime/mobius#233"),
+    ),
+    Kind(
+        "rope-on-values",
+        "rope-on-values",
+        always,
+        "Values are rotated as queries and keys are.",
+    ),
+    Kind(
+        "positions-of-queries-and-keys-differ",
+        "positions",
+        lambda d: bool(d.facts["apart"]),
+        "Queries are put at other positions than their own keys.",
     ),
     Kind(
         "positions-forget-the-past",

@@ -73,6 +73,12 @@ KINDS = (
         ("ml-explore/mlx-lm#767", "flashinfer-ai/flashinfer#4130"),
     ),
     Kind(
+        "bias-subtracted",
+        "weight",
+        lambda d: d.facts["likeness"] == "negated" and str(d.facts["held"]).endswith(".bias"),
+        "A bias is taken away where the model adds it, or is stored with the other sign.",
+    ),
+    Kind(
         "bias-misplaced",
         "weight",
         lambda d: d.facts["likeness"] in ("another-tensor", "another-layer") and str(d.facts["held"]).endswith(".bias"),
@@ -103,12 +109,28 @@ KINDS = (
         "A tensor of the checkpoint stands in the place of another.",
     ),
     Kind(
+        "weight-of-another-part",
+        "weight",
+        _is("another-part"),
+        "A packed projection was taken apart at the wrong rows: what the attention takes as keys are the rows of "
+        "values, or the like.",
+        ("ml-explore/mlx-lm#767",),
+    ),
+    Kind(
         "rotary-rows-interleaved",
         "weight",
         _is("interleaved", "uninterleaved"),
         "The rows of queries and keys are in the order of the other pairing of RoPE (GGUF keeps rotated pairs side by "
         "side): the permutation was not undone, or done twice, or with the wrong number of heads.",
         ("ggml-org/llama.cpp#3364", "onnxruntime/mobius#396"),
+    ),
+    Kind(
+        "weight-blocks-reordered",
+        "weight",
+        lambda d: d.facts["likeness"] == "heads-moved" and "attn" not in d.facts["held"],
+        "Blocks of rows of one projection lie in another order: the parts of a packed projection (gates, branches) "
+        "changed places.",
+        ("flashinfer-ai/flashinfer#4130",),
     ),
     Kind(
         "heads-reordered",
@@ -122,6 +144,27 @@ KINDS = (
         "weight",
         _is("permuted"),
         "The rows of a matrix are the checkpoint's, in another order.",
+    ),
+    Kind(
+        "weight-columns-permuted",
+        "weight",
+        _is("columns-permuted"),
+        "A projection takes its inputs in another order: of o_proj, what attention gives lies by head where it takes "
+        "it by number, or the other way round.",
+        ("ggml-org/llama.cpp#3364",),
+    ),
+    Kind(
+        "weight-rows-moved",
+        "weight",
+        _is("rows-moved"),
+        "Rows of a table stand in the places of others: a token was removed or added in the middle, and all that "
+        "comes behind it moved.",
+    ),
+    Kind(
+        "weight-misread",
+        "weight",
+        _is("misread"),
+        "A weight's values begin at a wrong place: an offset into a file of weights that is not the header's.",
     ),
     Kind(
         "weight-row-zero",

@@ -26,8 +26,8 @@ def absent_differences(case: Case) -> Iterator[Difference]:
     there = {slot.tensor for slot in case.slots} | {slot.held for slot in case.slots}
     there |= {name for record in case.identity.initializers if record.quantized for name in record.tensors}
     for tensor in case.tensors:
-        if tensor in there or case.live.owner(tensor) is None:
-            continue
+        if tensor in there or tensor not in case.identity.sources or case.live.owner(tensor) is None:
+            continue  # single numbers have no identity
         path, _, name = tensor.rpartition(".")
         if name == "bias":
             yield _bias(case, tensor, path)

@@ -8,19 +8,23 @@ from numpy.typing import NDArray
 
 from paritas.audit.evaluate import evaluate
 from paritas.audit.sites import PROJECTIONS
-from paritas.audit.view import PASSES, operand
+from paritas.audit.view import View
 from paritas.diagnose.activations import applied, library, word_of
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Break, Difference
 from paritas.diagnose.edit import Edit
 from paritas.diagnose.reading import activating, activation
 from paritas.diagnose.slots import Slot
+from paritas.diagnose.xielu import Xielu, xielu_of
 from paritas.verify.loading import require_torch
 
 Line = NDArray[np.float32]
 _LINE: Line = np.linspace(-6, 6, 241, dtype=np.float32)
+_HALF = 120
 _CLOSE = 1e-5
 _GATES = ("gate_proj", "gate_up_proj", "w1", "fc1", "c_fc", "dense_h_to_4h", "fc_in", "up_proj")
+Told = str | Xielu | None
+"""A word of the library, numbers of xIELU, or neither."""
 _GELUS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
@@ -36,12 +40,20 @@ def activation_differences(case: Case) -> Iterator[Difference]:
         values = evaluate(case.view, [end], {start: _LINE[None, None]})
         if values is None or values[0].size != _LINE.size:
             continue
+        half = evaluate(case.view, [end], {start: _LINE[None, None, :_HALF]})
         line, right = values[0].reshape(-1), applied(wanted, _LINE)
+        if half is None or not np.allclose(half[0].reshape(-1), line[:_HALF], atol=_CLOSE):
+            continue  # it looks at a token's other numbers too
         if np.abs(line - right).max() <= _CLOSE:
             continue
-        got, told = word_of(_LINE, line), word_of(_LINE, right)
-        function = library()[got] if got is not None else _own(case, *place)
+        got, told = _told(line), _told(right)
+        function = library()[got] if isinstance(got, str) else _own(case, *place)
         yield _difference(layer, place, got, told, _break(case, module, name, function))
+
+
+def _told(line: Line) -> Told:
+    """The activation that makes this of the numbers that are asked."""
+    return word_of(_LINE, line) or xielu_of(_LINE, line)
 
 
 def _break(case: Case, module: Any, name: str, function: Callable[[Any], Any]) -> Break:
@@ -59,15 +71,17 @@ def _own(case: Case, start: str, end: str) -> Callable[[Any], Any]:
     return function
 
 
-def _difference(layer: int, place: tuple[str, str], got: str | None, wanted: str | None, breaks: Break) -> Difference:
+def _difference(layer: int, place: tuple[str, str], got: Told, wanted: Told, breaks: Break) -> Difference:
     start, end = place
+    write = wanted.write if isinstance(wanted, Xielu) else _WRITTEN.get(wanted or "")
 
     def repairs(edit: Edit) -> None:
         node = edit.node(end)
-        if node.op_type == "Gelu" and wanted in _GELUS:
+        if node.op_type == "Gelu" and isinstance(wanted, str) and wanted in _GELUS:
             edit.set_attribute(end, "approximate", _GELUS[wanted])
             return
-        made = _WRITTEN[wanted or ""](edit, start)
+        assert write is not None
+        made = write(edit, start)
         edit.redirect(end, made, f"activation {end}: {wanted} in place of {got or 'what it was'}")
 
     return Difference(
@@ -78,8 +92,13 @@ def _difference(layer: int, place: tuple[str, str], got: str | None, wanted: str
         reference=wanted,
         fact=f"the activation is {got or 'none that is known'}, the reference's {wanted or 'none that is known'}",
         breaks=breaks,
-        repairs=repairs if wanted in _WRITTEN else None,
+        repairs=None if write is None else repairs,
+        facts={"origin": f"{_word(got)}, {_word(wanted)}"},
     )
+
+
+def _word(told: Told) -> str:
+    return "xielu" if isinstance(told, Xielu) else told or "none that is known"
 
 
 def _place(case: Case, layer: int) -> tuple[str, str] | None:
@@ -113,14 +132,23 @@ def _end(case: Case, start: str) -> str | None:
         taken = [n for n in node.input if n in mine]
         if not taken:
             continue
-        own = all(n in mine or n in view.tensors or view.number(n) is not None for n in node.input if n)
+        own = all(n in mine or _is_constant(view, n) for n in node.input if n)
         if not own or node.op_type in PROJECTIONS:
             return last if node.op_type in ("Mul", *PROJECTIONS) else None
-        if node.op_type not in PASSES and node.op_type == "Mul" and operand(view, node) is None and len(taken) < 2:
+        is_stored = any(n in view.tensors and view.number(n) is None for n in node.input)
+        if node.op_type == "Mul" and is_stored and len(taken) < 2:
             return None
         mine.update(node.output)
         last = node.output[0]
     return None
+
+
+def _is_constant(view: View, name: str, deepest: int = 4) -> bool:
+    """Whether a value hangs on nothing but what is stored."""
+    if name in view.tensors or view.number(name) is not None:
+        return True
+    node = view.maker.get(name)
+    return node is not None and deepest > 0 and all(_is_constant(view, each, deepest - 1) for each in node.input)
 
 
 def _number(edit: Edit, value: float) -> str:

@@ -8,12 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paritas.audit.finding import layer_of
+from paritas.audit.hashing import of_rows
 from paritas.audit.sources import CASTS
 from paritas.diagnose.case import Case
 from paritas.diagnose.slots import Slot
 
 Rows = NDArray[np.float32]
 _FEW = 0.1  # of the rows
+_SHIFTS = 64  # values that a tensor may be read too early or too late
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,44 @@ def _permuted(got: Rows, wanted: Rows, raw: Rows, offset: float) -> Likeness | N
     return Likeness("permuted", "has its rows in another order")
 
 
+def _columns_permuted(got: Rows, wanted: Rows, raw: Rows, offset: float) -> Likeness | None:
+    """What a projection takes in another order: of o_proj, the heads or the numbers of a head."""
+    if got.shape[1] < 4 or not np.array_equal(np.sort(got[0]), np.sort(wanted[0])):
+        return None
+    if not np.array_equal(_sorted(got.T), _sorted(wanted.T)):
+        return None
+    found = _permuted(np.ascontiguousarray(got.T), np.ascontiguousarray(wanted.T), raw.T, offset)
+    fact = "has its columns in another order" if found is None else found.fact.replace("rows", "columns")
+    return Likeness("heads-moved" if found and found.word == "heads-moved" else "columns-permuted", fact)
+
+
+def _rows_moved(got: Rows, wanted: Rows, raw: Rows, offset: float) -> Likeness | None:
+    """Rows of the tensor in other places: behind one that was left out or put in, each is a few too early or late."""
+    if got.shape[1] < 4:
+        return None
+    hashes = [np.asarray(of_rows(each)).tolist() for each in (got, wanted)]
+    places = {each: place for place, each in enumerate(hashes[1])}
+    apart = [places[each] - place for place, each in enumerate(hashes[0]) if each in places]
+    moved = [each for each in apart if each]
+    if len(apart) <= (1 - _FEW) * len(got) or not moved:
+        return None
+    by = max(set(moved), key=moved.count)
+    word = f"{abs(by)} too {'early' if by > 0 else 'late'}"
+    return Likeness("rows-moved", f"has {len(moved):,} of its {len(got):,} rows in other places, most {word}")
+
+
+def _misread(got: Rows, wanted: Rows, raw: Rows, offset: float) -> Likeness | None:
+    """The tensor's values in its order, from another beginning: read at a wrong place of a file."""
+    most = min(_SHIFTS, got.size // 4)  # what is left is far more than a coincidence
+    for turned in (False, True):
+        one, other = ((each.T if turned else each).ravel() for each in (got, wanted))
+        for by in (*range(1, most + 1), *range(-most, 0)):
+            first, second = (one[:-by], other[by:]) if by > 0 else (one[-by:], other[:by])
+            if np.array_equal(first[:8], second[:8]) and np.array_equal(first, second):
+                return Likeness("misread", f"is read {abs(by)} values too {'late' if by > 0 else 'early'}", {"by": by})
+    return None
+
+
 def _widths(rows: int) -> Iterator[int]:
     """Sizes that a head may have, the greatest first."""
     return (width for width in range(rows, 3, -1) if rows % width == 0 and width % 2 == 0)
@@ -141,6 +181,9 @@ _LOOKS: tuple[Callable[[Rows, Rows, Rows, float], Likeness | None], ...] = (
     _rounded,
     _rows_wrong,
     _permuted,
+    _columns_permuted,
+    _rows_moved,
+    _misread,
     _negated,
     _transposed,
     _scaled,

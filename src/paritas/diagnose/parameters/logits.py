@@ -17,7 +17,7 @@ _CLOSE = 1e-6
 
 
 @dataclass(frozen=True)
-class _Way:
+class Way:
     """From the head's product to the logits.
 
     Attributes:
@@ -37,7 +37,7 @@ class _Way:
 
 def logit_differences(case: Case) -> Iterator[Difference]:
     """The cap of the logits, and their factor."""
-    wanted, way = head(case.live), _way(case.view, case.ports.logits)
+    wanted, way = head(case.live), way_of(case.view, case.ports.logits)
     if wanted is None or way is None:
         return
     got = way.head
@@ -73,7 +73,7 @@ def _capped(cap: float | None) -> str:
     return "not capped" if cap is None else f"capped at {cap:g}"
 
 
-def _way(view: View, logits: str) -> _Way | None:
+def way_of(view: View, logits: str) -> Way | None:
     """Back from the logits to the head."""
     name, factor, cap = logits, 1.0, None
     factors: list[tuple[str, int]] = []
@@ -101,12 +101,12 @@ def _way(view: View, logits: str) -> _Way | None:
         name = given[0] if given is not None else node.input[0]
     if view.maker.get(name) is None:
         return None
-    return _Way(
+    return Way(
         Head(1.0 if math.isclose(factor, 1, rel_tol=1e-6) else factor, cap), name, tuple(factors), tuple(caps), logits
     )
 
 
-def _cap(edit: Edit, way: _Way, cap: float | None) -> None:
+def _cap(edit: Edit, way: Way, cap: float | None) -> None:
     if way.caps:
         if cap is None:
             last = edit.node(way.caps[0][0])
@@ -124,14 +124,14 @@ def _cap(edit: Edit, way: _Way, cap: float | None) -> None:
     edit.redirect(way.end, edit.insert_node("Mul", [inner, number]), f"cap of the logits at {cap:g}: inserted")
 
 
-def _before(edit: Edit, way: _Way) -> str:
+def _before(edit: Edit, way: Way) -> str:
     """What goes into the cap."""
     output, place = way.caps[-1]
     node = edit.node(output)
     return node.input[1 - place]
 
 
-def _factor(edit: Edit, way: _Way, got: float, wanted: float) -> None:
+def _factor(edit: Edit, way: Way, got: float, wanted: float) -> None:
     if len(way.factors) == 1:
         output, place = way.factors[0]
         value = wanted if edit.node(output).op_type == "Mul" else 1 / wanted

@@ -1,7 +1,7 @@
 """Norms: their epsilon, and whether they take the mean away."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +11,11 @@ import onnx
 
 from paritas.audit.finding import layer_of
 from paritas.audit.sites import NORMS
-from paritas.audit.view import attributes, operand
+from paritas.audit.view import PASSES, View, attributes, operand
 from paritas.diagnose.asked_norms import EPSILONS, epsilon_of, like, subtracts_mean
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
+from paritas.diagnose.sums import reference
 
 _CENTRED = {
     "LayerNormalization": "SimplifiedLayerNormalization",
@@ -25,7 +26,6 @@ _PLAIN = {
     "RMSNormalization": ("LayerNormalization", ""),
     "SkipSimplifiedLayerNormalization": ("SkipLayerNormalization", "com.microsoft"),
 }
-_FINAL = "model.norm"
 _FARTHEST = 24
 
 
@@ -70,20 +70,31 @@ def _with_weight(case: Case) -> Iterator[Norm]:
 
 
 def _without_weight(case: Case) -> Iterator[Norm]:
-    """Norms that have no weight in the checkpoint: the graph has ones, under the name that a weight would have."""
+    """Norms without a weight in the checkpoint: the graph has ones there, and who takes them tells which they are."""
     known = {slot.use.record.name for slot in case.slots}
+    takers = {id(slot.use.node): slot.held.rpartition(".")[0] for slot in case.slots}
     for record in case.identity.initializers:
         if record.name in known or record.constant is None:
             continue
         for node, place in case.view.takers.get(record.name, ()):
-            path = _FINAL if _feeds_head(case, node) else record.name.removesuffix(".weight")
-            if node.op_type in NORMS and _is_norm(case.live.module(path)):
+            path = _given_to(case, node, takers)
+            if path is not None and node.op_type in NORMS and _is_norm(case.live.module(path)):
                 yield Norm(path, layer_of(path), node, place, record.shape[-1], case.live.module(path))
 
 
-def _feeds_head(case: Case, node: onnx.NodeProto) -> bool:
-    heads = {id(slot.use.node) for slot in case.slots if slot.held == "lm_head.weight"}
-    return any(id(taker) in heads for taker, _ in case.view.takers.get(node.output[0], ()))
+def _given_to(case: Case, node: onnx.NodeProto, takers: Mapping[int, str]) -> str | None:
+    """The reference's module whose output alone a module takes that takes what a node gives."""
+    found = [takers[id(taker)] for taker in _takers(case.view, node.output[0]) if id(taker) in takers]
+    sums = (reference(case).sums.get(path, {}) for path in found)
+    return next((name for each in sums if len(each) == 1 for name in each), None)
+
+
+def _takers(view: View, value: str) -> Iterator[onnx.NodeProto]:
+    """Nodes that take a value, also what only casts or reshapes it."""
+    for node, _ in view.takers.get(value, ()):
+        yield node
+        if node.op_type in PASSES:
+            yield from _takers(view, node.output[0])
 
 
 def _epsilon(case: Case, norm: Norm) -> Iterator[Difference]:

@@ -1,6 +1,7 @@
 """Where the graph puts a token: the positions of its rotations, evaluated for steps after others and after padding."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +11,12 @@ from paritas.audit.sites import Site
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
 from paritas.diagnose.edit import Edit
+from paritas.diagnose.parameters.taken_rows import Taking, as_taken, takings
+from paritas.diagnose.rotation_graphs import hangs_on_length
 from paritas.diagnose.subgraphs import last_index, positions
+from paritas.diagnose.turning import KEY, QUERY, turning_several
 
+_NONE = Taking("", "")
 _STEPS = ((4, 0, 0), (2, 12, 0), (1, 31, 0), (2, 12, 5))
 """New tokens, tokens before them, and how many of all are padding on the left."""
 
@@ -19,7 +24,10 @@ _STEPS = ((4, 0, 0), (2, 12, 0), (1, 31, 0), (2, 12, 5))
 def position_differences(case: Case) -> Iterator[Difference]:
     """The positions that a graph gives to tokens; one difference for all layers that take the same value."""
     seen: set[str] = set()
+    shared = _shared(case)
     for site in case.sites:
+        if site.layer in case.live.facts and hangs_on_length(case, site.layer):
+            continue  # rows of a table by length are no positions
         for name in _names(site):
             if name in seen or name not in case.view.maker:
                 continue
@@ -27,7 +35,14 @@ def position_differences(case: Case) -> Iterator[Difference]:
             found = [(step, _placed(case, site, name, *step)) for step in _STEPS]
             wrong = [(step, got) for step, got in found if got is not None and list(got) != _right(*step)]
             if wrong:
-                yield _difference(case, site, name, *wrong[0])
+                alone = name not in shared
+                yield _difference(case, site, name, *wrong[0], alone=alone)
+
+
+def _shared(case: Case) -> set[str]:
+    """Values that queries and keys of every layer take alike, so that they are the positions of the tokens."""
+    of_layers = [set(_names(site)) for site in case.sites if any(True for _ in _names(site))]
+    return {name for names in of_layers for name in names if all(each == {name} for each in of_layers)}
 
 
 def _names(site: Site) -> Iterator[str]:
@@ -57,7 +72,9 @@ def _right(new: int, past: int, padded: int) -> list[int]:
     return [max(position - padded, 0) for position in range(past, past + new)]
 
 
-def _difference(case: Case, site: Site, name: str, step: tuple[int, int, int], got: NDArray[np.int64]) -> Difference:
+def _difference(
+    case: Case, site: Site, name: str, step: tuple[int, int, int], got: NDArray[np.int64], *, alone: bool
+) -> Difference:
     new, past, padded = step
     wanted = _right(new, past, padded)
 
@@ -69,16 +86,26 @@ def _difference(case: Case, site: Site, name: str, step: tuple[int, int, int], g
         edit.redirect(name, right, f"positions {name}: counted from the beginning of the text")
 
     where = f"{past} tokens" + (f", {padded} of them padding" if padded else "")
+    layers = [each for each in case.sites if name in _names(each)]
+    taken = [(each.layer, dict(takings(each))) for each in layers]
+    apart = any(of.get(QUERY, _NONE).ids != of.get(KEY, _NONE).ids for _, of in taken)
+
+    def breaks() -> AbstractContextManager[None]:
+        if not alone:
+            return case.live.placing(place)
+        turns = {layer: {half: as_taken(case, each) for half, each in of.items()} for layer, of in taken}
+        return turning_several(case.live, turns)
+
     return Difference(
         parameter="positions",
-        where=name,
-        layer=None,
+        where=f"model.layers.{site.layer}.self_attn" if len(layers) == 1 else name,
+        layer=site.layer if len(layers) == 1 else None,
         package=tuple(int(each) for each in got),
         reference=tuple(wanted),
         fact=f"after {where}, the next are put at {_list(got)}; in the reference at {_list(wanted)}",
-        breaks=lambda: case.live.placing(place),
+        breaks=breaks,
         repairs=repairs,
-        facts={"past": past, "padded": padded},
+        facts={"past": past, "padded": padded, "apart": apart},
     )
 
 

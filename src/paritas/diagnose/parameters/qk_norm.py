@@ -4,11 +4,11 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 
 from paritas.audit.sites import NORMS, Site
+from paritas.diagnose.attention_roles import back
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
 from paritas.diagnose.edit import Edit
 from paritas.diagnose.live import Call
-from paritas.diagnose.slots import back
 
 
 def qk_norm_differences(case: Case) -> Iterator[Difference]:

@@ -10,9 +10,13 @@ from paritas.audit.rope import formula
 from paritas.audit.sites import Site
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
-from paritas.diagnose.edit import Edit, RefusedError
+from paritas.diagnose.edit import Edit
+from paritas.diagnose.live import AttentionFacts
 from paritas.diagnose.parameters.tables import Table, apart, beginning, others, read_table, widened
-from paritas.diagnose.subgraphs import positions
+from paritas.diagnose.parameters.taken_rows import as_taken, taking_of
+from paritas.diagnose.rotation_graphs import hangs_on_length, turned
+from paritas.diagnose.subgraphs import integer
+from paritas.diagnose.turning import KEY, QUERY, VALUE, alike, by_position, turning
 
 Rows = NDArray[np.float32]
 
@@ -26,12 +30,14 @@ class Rotation:
         places: of cosines and sines among its inputs.
         table: that they are of.
         neighbours: whether pairs lie side by side.
+        half: ``query`` or ``key``; empty if it rotates both.
     """
 
     output: str
     places: tuple[int, int]
     table: Table
     neighbours: bool
+    half: str = ""
 
 
 def rope_differences(case: Case) -> Iterator[Difference]:
@@ -40,12 +46,14 @@ def rope_differences(case: Case) -> Iterator[Difference]:
         facts = case.live.facts.get(site.layer)
         if facts is None:
             continue
-        found = list(rotations(case, site))
+        own = facts.source == site.layer  # else its keys are another layer's, and are rotated there
+        found = [each for each in rotations(case, site) if own or each.half != KEY]
+        yield from _values(case, site)
         if not found and facts.rotates and _is_plain(site):
             yield _absent(case, site)
         elif found and not facts.rotates:
             yield _unwanted(case, site, found)
-        elif found:
+        elif found and not hangs_on_length(case, site.layer):
             yield from _table(case, site, found)
             yield from _pairing(case, site, found)
 
@@ -56,13 +64,13 @@ def rotations(case: Case, site: Site) -> Iterator[Rotation]:
     inside = values.get("do_rotary") and len(site.node.input) > 8
     if inside and (table := read_table(case, site.node.input[7], site.node.input[8])) is not None:
         yield Rotation(site.node.output[0], (7, 8), table, bool(values.get("rotary_interleaved", 0)))
-    for trail in (site.q, site.k):
+    for half, trail in ((QUERY, site.q), (KEY, site.k)):
         node = trail.rotary if trail else None
         if node is not None:
             first = 2 if node.domain == "com.microsoft" else 1
             if (table := read_table(case, node.input[first], node.input[first + 1])) is not None:
                 interleaved = any(a.name == "interleaved" and a.i for a in node.attribute)
-                yield Rotation(node.output[0], (first, first + 1), table, interleaved)
+                yield Rotation(node.output[0], (first, first + 1), table, interleaved, half)
 
 
 def _is_plain(site: Site) -> bool:
@@ -95,8 +103,8 @@ def _table(case: Case, site: Site, found: list[Rotation]) -> Iterator[Difference
         fact=f"rotates by {got.words()}, the reference by {wanted.words()}{beginning(got, wanted)}",
         breaks=(lambda: case.live.rotating(site.layer, rows))
         if same
-        else (lambda: case.live.rotating_by(site.layer, rows, neighbours=neighbours)),
-        repairs=lambda edit: _write(edit, found, wanted),
+        else (lambda: alike(case.live, site.layer, by_position(rows, neighbours=neighbours))),
+        repairs=(lambda edit: _write(edit, found, wanted)) if same else (lambda edit: rotate(edit, case, site)),
         facts={"others": others(case, site.layer, count)},
     )
 
@@ -141,7 +149,7 @@ def _pairing(case: Case, site: Site, found: list[Rotation]) -> Iterator[Differen
         package=words[got],
         reference=words[wanted],
         fact=f"rotated pairs lie {words[got]}, the reference's {words[wanted]}",
-        breaks=lambda: case.live.rotating_by(site.layer, rows, neighbours=got),
+        breaks=lambda: alike(case.live, site.layer, by_position(rows, neighbours=got)),
         repairs=repairs,
     )
 
@@ -155,45 +163,63 @@ def _absent(case: Case, site: Site) -> Difference:
         reference="rotated",
         fact="queries and keys are not rotated, the reference's are",
         breaks=lambda: case.live.unrotated(site.layer),
-        repairs=lambda edit: _rotate(edit, case, site),
+        repairs=lambda edit: rotate(edit, case, site),
     )
 
 
-def _rotate(edit: Edit, case: Case, site: Site) -> None:
-    """Let the operator rotate, or rotate before it.
+def rotate(edit: Edit, case: Case, site: Site) -> None:
+    """Rotate queries and keys as the reference does, in nodes before the operator; whatever rotated them does not.
 
     Raises:
         RefusedError: the graph has no positions, or the reference rotates otherwise.
     """
-    count = _positions(case)
-    right, facts = case.live.rope(site.layer, np.arange(count)), case.live.facts[site.layer]
-    if right is None:
-        raise RefusedError("the reference's rotation is no table of positions")
-    key = f"rotation {right[0].tobytes().hex()[:4096]}"
-    cos = edit.once(f"{key} cos", lambda: edit.add_initializer("cosines", right[0]))
-    sin = edit.once(f"{key} sin", lambda: edit.add_initializer("sines", right[1]))
-    output, what = site.node.output[0], f"a rotation of {count:,} positions"
-    if site.operator == "GroupQueryAttention":
-        edit.set_attribute(output, "do_rotary", 1)
-        edit.set_attribute(output, "rotary_interleaved", int(facts.neighbours))
-        edit.replace_input(output, 7, cos, what)
-        edit.replace_input(output, 8, sin, what)
+    facts, output = case.live.facts[site.layer], site.node.output[0]
+    if site.values.get("do_rotary"):
+        edit.set_attribute(output, "do_rotary", 0)
+        for place in (7, 8):
+            edit.replace_input(output, place, "")
+    if site.k is None:
+        _unpack(edit, output, facts)
+    for place, (heads, trail) in enumerate(((facts.heads, site.q), (facts.kv_heads, site.k))):
+        if place and facts.source != site.layer:
+            continue  # another layer's keys
+        old = trail.rotary if trail else None
+        value = edit.node(output).input[place] if old is None else edit.node(old.output[0]).input[0]
+        axis = None if old is None or any(a.name == "num_heads" and a.i for a in old.attribute) else 1
+        new = turned(edit, case, site.layer, value, heads, axis)
+        if old is None:
+            edit.replace_input(output, place, new, "rotated as the reference does")
+        else:
+            title = f"{old.op_type} {old.name or old.output[0]}"
+            edit.redirect(old.output[0], new, f"{title}: rotates as the reference does")
+
+
+def _unpack(edit: Edit, output: str, facts: AttentionFacts) -> None:
+    """Queries, keys and values, which an operator takes packed, each for itself."""
+    widths = [count * facts.head_dim for count in (facts.heads, facts.kv_heads, facts.kv_heads)]
+    first = edit.insert_node(
+        "Split", [edit.node(output).input[0], integer(edit, widths)], outputs=3, attributes={"axis": -1}
+    )
+    for place, value in enumerate(edit.node(first).output):
+        edit.replace_input(output, place, value, "unpacked")
+
+
+def _values(case: Case, site: Site) -> Iterator[Difference]:
+    """Values that are rotated as queries and keys are; no model does that."""
+    rotary = site.v.rotary if site.v else None
+    if rotary is None:
         return
-    ids = positions(edit, case)
-    for place, heads in ((0, facts.heads), (1, facts.kv_heads)):
-        values = edit.node(output).input[place]
-        attributes = {"num_heads": heads, "interleaved": int(facts.neighbours)}
-        if 2 * right[0].shape[1] != facts.head_dim:
-            attributes["rotary_embedding_dim"] = 2 * right[0].shape[1]
-        turned = edit.insert_node("RotaryEmbedding", [values, cos, sin, ids], attributes=attributes)
-        edit.replace_input(output, place, turned, what)
-
-
-def _positions(case: Case) -> int:
-    """As many as other layers have, or as the reference was made for."""
-    tables = (rotation.table for site in case.sites for rotation in rotations(case, site))
-    longest = max((len(table.cos) for table in tables), default=0)
-    return longest or case.package.context or case.truths.facts.positions or 4096
+    taking = taking_of(rotary)
+    yield Difference(
+        parameter="rope-on-values",
+        where=f"model.layers.{site.layer}.self_attn",
+        layer=site.layer,
+        package="rotated",
+        reference="as they are",
+        fact="values are rotated, the reference's are not",
+        breaks=lambda: turning(case.live, site.layer, {VALUE: as_taken(case, taking)}),
+        repairs=lambda edit: edit.remove(rotary.output[0], edit.node(rotary.output[0]).input[0]),
+    )
 
 
 def _unwanted(case: Case, site: Site, found: list[Rotation]) -> Difference:
@@ -218,6 +244,6 @@ def _unwanted(case: Case, site: Site, found: list[Rotation]) -> Difference:
         package=formula(table.angles()),
         reference=None,
         fact=f"queries and keys are rotated by {table.words()}, the reference's are not",
-        breaks=lambda: case.live.rotating_by(site.layer, rows, neighbours=rotation.neighbours),
+        breaks=lambda: alike(case.live, site.layer, by_position(rows, neighbours=rotation.neighbours)),
         repairs=repairs,
     )

@@ -18,6 +18,7 @@ _THROUGH = frozenset({*PASSES, "Gather", "Slice", "Concat", "Expand", "Mul"})
 _COMPUTED = 256  # positions of a table that is computed
 _ULP = {"fp32": 2**-23, "fp16": 2**-10, "bf16": 2**-7}
 _LAST_BITS = 3 * 2**-23
+_FREQUENCY = 1e-4  # relative; a frequency that a length changes is changed by more
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,16 @@ class Table:
 
     def amplitude(self) -> float:
         """What both are multiplied by."""
-        return float(np.hypot(self.cos[1], self.sin[1]).mean())
+        at = min(1, len(self.cos) - 1)
+        return float(np.hypot(self.cos[at], self.sin[at]).mean())
+
+    def turns_like(self, other: "Table") -> bool:
+        """Whether the frequencies and the factor are another table's, which may be longer."""
+        return (
+            self.cos.shape[1] == other.cos.shape[1]
+            and np.allclose(self.angles(), other.angles(), rtol=_FREQUENCY, atol=0)
+            and bool(abs(self.amplitude() / other.amplitude() - 1) < _FREQUENCY)
+        )
 
     def words(self) -> str:
         """For people: theta, factor, attention factor."""
@@ -69,11 +79,18 @@ def beginning(got: Table, wanted: Table) -> str:
     return f"; from position {first:,} on, by up to {float(far.max()):.2g}"
 
 
-def apart(got: Table, wanted: Table) -> bool:
-    """Whether two tables differ by more than rounding of angles and of the table's type."""
-    angles = np.arange(len(got.cos), dtype=np.float32)[:, None] * wanted.angles()
-    allowed = np.abs(angles) * np.float32(_LAST_BITS) + np.float32(_ULP.get(got.dtype, 2**-23))
-    allowed = allowed * np.float32(max(1.0, wanted.amplitude()))
+def apart(got: Table, wanted: Table, places: NDArray[np.int64] | None = None) -> bool:
+    """Whether two tables differ by more than rounding of angles and of the table's type.
+
+    Args:
+        got: a table.
+        wanted: the right one.
+        places: positions of their rows; None: from the first on.
+    """
+    at = np.arange(len(got.cos)) if places is None else places
+    frequencies = np.ones(1, np.float32) if len(wanted.cos) < 2 else np.abs(wanted.angles())
+    allowed = at.astype(np.float32)[:, None] * frequencies * np.float32(_LAST_BITS)
+    allowed = (allowed + np.float32(_ULP.get(got.dtype, 2**-23))) * np.float32(max(1.0, wanted.amplitude()))
     return bool((np.abs(got.cos - wanted.cos) > allowed).any() or (np.abs(got.sin - wanted.sin) > allowed).any())
 
 
@@ -100,11 +117,11 @@ def read_table(case: Case, cos: str, sin: str) -> Table | None:
     if stored[0] is not None and stored[1] is not None:
         arrays = [case.view.tensors[name].array() for name in stored if name is not None]
         rows = [array.reshape(-1, array.shape[-1]).astype(np.float32) for array in arrays]
-        twice = _twice(rows[0])
+        twice = twice_of(rows[0])
         dtype = case.view.tensors[stored[0]].dtype
         return Table(
-            _once(rows[0], twice),
-            _once(rows[1], twice),
+            once(rows[0], twice),
+            once(rows[1], twice),
             dtype,
             (cos, sin),
             (stored[0], stored[1]),
@@ -117,11 +134,12 @@ def read_table(case: Case, cos: str, sin: str) -> Table | None:
     flat = [np.asarray(v, np.float32).reshape(-1, v.shape[-1]) for v in values]
     if any(len(each) != _COMPUTED for each in flat):
         return None
-    twice = _twice(flat[0])
-    return Table(_once(flat[0], twice), _once(flat[1], twice), "fp32", (cos, sin), (), twice)
+    twice = twice_of(flat[0])
+    return Table(once(flat[0], twice), once(flat[1], twice), "fp32", (cos, sin), (), twice)
 
 
-def _twice(rows: Rows) -> str:
+def twice_of(rows: Rows) -> str:
+    """How each column stands twice among the columns of some rows: ``halves``, ``neighbours``; empty if it does not."""
     half = rows.shape[1] // 2
     if rows.shape[1] % 2 or not half:
         return ""
@@ -130,7 +148,8 @@ def _twice(rows: Rows) -> str:
     return "neighbours" if np.array_equal(rows[:, ::2], rows[:, 1::2]) else ""
 
 
-def _once(rows: Rows, twice: str) -> Rows:
+def once(rows: Rows, twice: str) -> Rows:
+    """Each column once."""
     return {"halves": rows[:, : rows.shape[1] // 2], "neighbours": rows[:, ::2]}.get(twice, rows)
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paritas.diagnose.asked_norms import offset
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
 from paritas.diagnose.edit import Edit
 from paritas.diagnose.live import Live
 from paritas.diagnose.parameters.likeness import Likeness, beyond_its_bits, likeness
 from paritas.diagnose.slots import Slot
+from paritas.verify.offsets import offset
 
 Rows = NDArray[np.float32]
 _LAST_BITS = 2.0**-22  # relative to the largest value: how a sum was folded
@@ -34,7 +34,7 @@ def weight_differences(case: Case) -> Iterator[Difference]:
 def _is_identical(slot: Slot, added: float) -> bool:
     """Whether weight identity has said so: then nothing is read."""
     held = {"identity": 0.0, "1+w": 1.0} if slot.use.record.dtype == "fp32" else {"identity": 0.0}
-    return any(
+    return slot.sign == 1 and any(
         part.start == slot.start
         and part.stop == slot.stop
         and part.source == slot.source

@@ -9,7 +9,7 @@ from paritas.diagnose.edit import Edit, RefusedError
 from paritas.diagnose.live import AttentionFacts, Call
 from paritas.diagnose.parameters.masks import Sight, before, change_of, origin, sight_of
 from paritas.diagnose.subgraphs import mask as mask_subgraph
-from paritas.diagnose.written_place import Visible, WrittenPlace, shown, written_places
+from paritas.diagnose.written_place import Visible, WrittenPlace, gives_zero, shown, written_places
 
 _CLOSE = 1e-5  # relative: roots of a scale in fp32 on either side
 
@@ -73,7 +73,7 @@ def _mask(case: Case, place: WrittenPlace, facts: AttentionFacts) -> Iterator[Di
     def rows(new: int, past: int, padded: int) -> Visible | None:
         return shown(case, place, new, past, padded)
 
-    wanted = Sight(facts.window, causal=True, hides_padding=True)
+    wanted = Sight(facts.window)
     got = sight_of(case, rows, facts.window or 0)
     if got is None or got == wanted:
         return
@@ -99,7 +99,7 @@ def _mask(case: Case, place: WrittenPlace, facts: AttentionFacts) -> Iterator[Di
         package=got,
         reference=wanted,
         fact=f"{got.words()}; in the reference {wanted.words()}",
-        breaks=lambda: case.live.attending({place.layer: change_of(case, seen)}),
+        breaks=lambda: case.live.attending({place.layer: change_of(case, seen, gives_zero=gives_zero(case, place))}),
         repairs=repairs,
         facts={"origin": origin(got, wanted)},
     )

@@ -11,9 +11,11 @@ from paritas.audit.masks import feeds
 from paritas.audit.view import View
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
-from paritas.diagnose.edit import Edit
-from paritas.diagnose.parameters.tables import Rows, Table, apart, beginning, others, read_table, widened
-from paritas.diagnose.subgraphs import op, positions
+from paritas.diagnose.edit import Edit, RefusedError
+from paritas.diagnose.parameters.tables import Rows, Table, apart, beginning, others, read_table
+from paritas.diagnose.rotation_graphs import hangs_on_length, rows
+from paritas.diagnose.subgraphs import integer, op
+from paritas.diagnose.turning import alike, by_position
 from paritas.diagnose.written_place import WrittenPlace, nodes_between, written_places
 
 _SAME = frozenset({"Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape"})
@@ -25,7 +27,7 @@ def written_rope_differences(case: Case) -> Iterator[Difference]:
     for place in written_places(case):
         facts = case.live.facts.get(place.layer)
         table = _table(case, place)
-        if facts is None or not facts.rotates or table is None:
+        if facts is None or not facts.rotates or table is None or hangs_on_length(case, place.layer):
             continue
         right = case.live.rope(place.layer, np.arange(len(table.cos)))
         if right is None:
@@ -49,7 +51,7 @@ def _table(case: Case, place: WrittenPlace) -> Table | None:
 def _difference(case: Case, place: WrittenPlace, got: Table, wanted: Table) -> Difference:
     count = len(got.cos)
 
-    def rows(at: NDArray[np.int64]) -> tuple[Rows, Rows]:
+    def own(at: NDArray[np.int64]) -> tuple[Rows, Rows]:
         at = np.minimum(at, count - 1)
         return got.cos[at], got.sin[at]
 
@@ -61,28 +63,29 @@ def _difference(case: Case, place: WrittenPlace, got: Table, wanted: Table) -> D
         package=got,
         reference=wanted,
         fact=f"rotates by {got.words()}, the reference by {wanted.words()}{beginning(got, wanted)}",
-        breaks=(lambda: case.live.rotating(place.layer, rows))
+        breaks=(lambda: case.live.rotating(place.layer, own))
         if same
-        else (lambda: case.live.rotating_by(place.layer, rows, neighbours=got.twice == "neighbours")),
-        repairs=(lambda edit: _write(edit, case, place, got)) if same else None,
+        else (lambda: alike(case.live, place.layer, by_position(own, neighbours=got.twice == "neighbours"))),
+        repairs=(lambda edit: write_rows(edit, case, place)) if same else None,
         facts={"others": others(case, place.layer, count)},
     )
 
 
-def _write(edit: Edit, case: Case, place: WrittenPlace, got: Table) -> None:
-    """Each product with a cosine or a sine takes a row of the right table at its position."""
-    length = case.package.context or case.truths.facts.positions or 4096
-    right = case.live.rope(place.layer, np.arange(length))
-    assert right is not None
+def write_rows(edit: Edit, case: Case, place: WrittenPlace) -> None:
+    """Each product with a cosine or a sine takes what the reference multiplies by in that call.
+
+    Raises:
+        RefusedError: the graph has no positions, or what it multiplies by is not read.
+    """
+    got = _table(case, place)
+    if got is None:
+        raise RefusedError("what queries and keys are multiplied by is not told")
     found = place.found
     ways = [nodes_between(case.view, found.q.value, found.q_end), nodes_between(case.view, found.k.value, found.k_end)]
-    for number, name in enumerate(got.names):
-        rows = widened(right[number], got.twice)
-        key = f"rows {rows.tobytes().hex()[:4096]} {rows.shape}"
+    for name, right in zip(got.names, rows(edit, case, place.layer), strict=True):
         for node, place_of, value in _takers(case.view, [each for way in ways for each in way], name):
-            rank = _rank(case, value)
-            new = edit.once(f"{key} {rank}", lambda r=rows, n=rank: _rows(edit, case, r, n))
-            edit.replace_input(node.output[0], place_of, new, f"rows of a table of {length:,} positions")
+            new = _shaped(edit, right, got.twice, _rank(case, value))
+            edit.replace_input(node.output[0], place_of, new, "rows at the positions of the tokens")
 
 
 def _takers(view: View, nodes: Sequence[onnx.NodeProto], name: str) -> Iterator[tuple[onnx.NodeProto, int, str]]:
@@ -100,10 +103,16 @@ def _rank(case: Case, value: str) -> int:
     return 3 if values is None else values[0].ndim
 
 
-def _rows(edit: Edit, case: Case, rows: Rows, rank: int) -> str:
-    """Rows ``[batch, new, head_dim]`` at the positions, with an axis for the heads where the old value has one."""
-    taken = op(edit, "Gather", edit.add_initializer("rotation", rows), positions(edit, case))
-    if rank < 4:
-        return taken
-    axes = edit.once("axis of heads", lambda: edit.add_initializer("axis", np.array([1], np.int64)))
-    return op(edit, "Unsqueeze", taken, axes)
+def _shaped(edit: Edit, value: str, twice: str, rank: int) -> str:
+    """Rows ``[batch, new, pairs]`` with columns as often, and an axis for the heads, where the graph has them so."""
+
+    def make() -> str:
+        wide = value
+        if twice == "halves":
+            wide = op(edit, "Concat", value, value, axis=-1)
+        if twice == "neighbours":
+            each = op(edit, "Unsqueeze", value, integer(edit, [-1]))
+            wide = op(edit, "Reshape", op(edit, "Concat", each, each, axis=-1), integer(edit, [0, 0, -1]))
+        return wide if rank < 4 else op(edit, "Unsqueeze", wide, integer(edit, [1]))
+
+    return edit.once(f"{value} {twice} {rank >= 4}", make)

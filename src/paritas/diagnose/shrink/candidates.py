@@ -21,7 +21,7 @@ def smaller(source: Source, sizes: Mapping[str, Any]) -> dict[str, Any]:
         raw |= _layers(source, sizes["layers"])
     heads, groups = sizes.get("heads", (source.get("num_attention_heads"), source.get("num_key_value_heads")))
     width: int = sizes.get("head width", source.head_dim)
-    raw |= _heads(source, heads, groups, width)
+    raw |= _heads(source, heads, groups, width) | _of_some_layers(source, raw, heads, groups, width)
     hidden = sizes.get("hidden") if source.has_free_heads else heads * width
     if hidden is not None:
         raw[source.key("hidden_size")] = hidden
@@ -42,6 +42,12 @@ def _layers(source: Source, kept: Sequence[int]) -> dict[str, Any]:
         changed[key] = [values[layer] for layer in kept]
     if (listed := source.get(INDICES)) is not None:
         changed[INDICES] = [number for number, layer in enumerate(kept) if layer in listed]
+    if source.sharing:
+        first = source.get("num_hidden_layers") - source.sharing
+        changed["num_kv_shared_layers"] = sum(layer >= first for layer in kept)
+    if source.overrides:
+        own = source.overrides
+        changed["per_layer_config"] = {str(number): own[layer] for number, layer in enumerate(kept) if layer in own}
     return changed
 
 
@@ -59,6 +65,30 @@ def _heads(source: Source, heads: int, groups: int | None, width: int) -> dict[s
     return changed
 
 
+def _of_some_layers(
+    source: Source, raw: Mapping[str, Any], heads: int, groups: int | None, width: int
+) -> dict[str, Any]:
+    """Heads that single layers have, or one kind of layers: in proportion, and other groups where they were others."""
+
+    def changed(key: str, value: Any) -> Any:
+        if not isinstance(value, int):
+            return value
+        if key.endswith("head_dim"):
+            return _in_proportion(value, width, source.head_dim)
+        if not key.endswith("key_value_heads") or value == source.get("num_key_value_heads"):
+            return groups if key.endswith("key_value_heads") else value
+        return max((n for n in range(1, value + 1) if heads % n == 0 and n != groups), default=groups)
+
+    own: dict[str, dict[str, Any]] = raw.get("per_layer_config") or {}
+    found: dict[str, Any] = {
+        key: changed(key, raw[key]) for key in ("global_head_dim", "num_global_key_value_heads") if key in raw
+    }
+    if own:
+        layers = own.items()
+        found["per_layer_config"] = {n: {key: changed(key, value) for key, value in of.items()} for n, of in layers}
+    return found
+
+
 def _in_proportion(value: float, new: int, old: int) -> float:
     return value if new == old else max(1, round(value * new / old))
 
@@ -72,7 +102,7 @@ def _widths(source: Source, width: int) -> dict[str, Any]:
 
 def _experts(source: Source, number: int) -> dict[str, Any]:
     changed = {source.key(name): number for name in EXPERTS if isinstance(source.get(name), int)}
-    for name in ("num_experts_per_tok", "num_experts_per_token"):
+    for name in ("num_experts_per_tok", "num_experts_per_token", "top_k_experts"):
         if isinstance(chosen := source.get(name), int):
             changed[source.key(name)] = min(chosen, max(1, number // 2))
     return changed
@@ -81,6 +111,8 @@ def _experts(source: Source, number: int) -> dict[str, Any]:
 def _vocabulary(source: Source, size: int) -> dict[str, Any]:
     """The vocabulary; ids of special tokens are those of the small tokenizer."""
     changed: dict[str, Any] = {source.key("vocab_size"): size}
+    if isinstance(rows := source.get("vocab_size_per_layer_input"), int):
+        changed["vocab_size_per_layer_input"] = max(1, size - source.get("vocab_size") + rows)
     for number, key in enumerate(("pad_token_id", "eos_token_id", "bos_token_id")):
         if source.raw.get(key) is not None:
             changed[key] = number

@@ -38,10 +38,13 @@ def write_checkpoint(config: dict[str, Any], folder: Path) -> None:
 
 
 def randomize(model: Any) -> None:
-    """Every parameter: matrices that keep the size of what they are given, biases and norms around their defaults."""
+    """Every parameter: matrices that keep the size of what they are given, biases and norms around their defaults.
+
+    Buffers that a checkpoint holds too.
+    """
     import torch
 
-    generator = torch.Generator().manual_seed(SEED)
+    generator, stored = torch.Generator().manual_seed(SEED), model.state_dict().keys()
     embedding = model.get_input_embeddings().weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -54,6 +57,9 @@ def randomize(model: Any) -> None:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
             else:
                 parameter.copy_(noise * parameter[0].numel() ** -0.5)
+        for name, buffer in model.named_buffers():
+            if name in stored:
+                buffer.add_(torch.empty_like(buffer).normal_(generator=generator) * SPREAD)
 
 
 def byte_tokenizer() -> Any:

@@ -52,6 +52,17 @@ class Source:
         return {key: value for key, value in listed.items() if len(value) == layers}
 
     @property
+    def sharing(self) -> int:
+        """How many layers, the last ones, take keys and values of others."""
+        return int(self.get("num_kv_shared_layers") or 0)
+
+    @property
+    def overrides(self) -> Mapping[int, Mapping[str, Any]]:
+        """What the configuration says of single layers, where it does (``per_layer_config``)."""
+        given: dict[str, dict[str, Any]] = self.raw.get("per_layer_config") or {}
+        return {int(layer): values for layer, values in given.items()}
+
+    @property
     def has_free_heads(self) -> bool:
         """Whether the heads' width is given for itself, rather than by the hidden size."""
         return self.raw.get("head_dim") is not None
@@ -87,6 +98,7 @@ def open_source(checkpoint: Checkpoint) -> Source:
         source = Source(raw, transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(dict(raw)))
     except Exception as error:  # its classes check values each in its own way
         raise _unknown(f"transformers refuses its configuration: {first_line(error)}", checkpoint) from error
+    source.config.allow_global_per_layer_attribute_access = True  # what differs between layers is changed with it
     if missing := [name for name in NEEDED if not isinstance(source.get(name), int)]:
         raise _unknown(f"its configuration has no {', '.join(missing)}", checkpoint)
     return source
@@ -103,11 +115,11 @@ def _unknown(fact: str, checkpoint: Checkpoint) -> Unsupported:
 
 def kinds(source: Source) -> tuple[tuple[Any, ...], ...]:
     """What each layer is, as far as the configuration tells layers apart."""
-    listed = source.get(INDICES) or ()
+    listed, depth = source.get(INDICES) or (), int(source.get("num_hidden_layers"))
     columns = list(source.by_layer.values())
     return tuple(
-        (*(repr(column[layer]) for column in columns), layer in listed)
-        for layer in range(source.get("num_hidden_layers"))
+        (*(repr(column[layer]) for column in columns), layer in listed, layer >= depth - source.sharing)
+        for layer in range(depth)
     )
 
 

@@ -1,0 +1,1 @@
+"""A package's metadata against the standard, against its own graphs, and against what no runtime looks at."""
