@@ -265,8 +265,10 @@ def test_too_little_memory_is_foretold(model: Path, monkeypatch: pytest.MonkeyPa
 # Ctrl-C, signals and crashes, in a process of its own: the weights lie in a pipe that nobody fills
 
 STUCK = """
-import os, sys, time
+import os, signal, sys, time
 import paritas.weights
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background,
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and this one under nohup
 def rows(self):
     print("writing", file=sys.stderr, flush=True)
     {what}
