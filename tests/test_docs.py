@@ -168,7 +168,9 @@ def tiny_gguf(file: Path) -> None:
             spread = 0.3 if len(shape) == 1 else shape[-1] ** -0.5
             self.tensors[name] = (random.normal(size=shape) * spread + shift).astype(np.float32), Q.F32
 
-    Plain("llama").write(file.parent).rename(file)
+    model = Plain("llama")
+    model.keys["llama.context_length"] = CONTEXT
+    model.write(file.parent).rename(file)
 
 
 def broken_package(checkpoint: Path, out: Path) -> None:

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paritas.audit.hashing import Hashes
-from paritas.audit.sources import CASTS, Index, Rows, Source
+from paritas.audit.sources import Index, Source
+from paritas.casts import CASTS, Rows
 
 _MOST = 0.5  # of the rows have to be a tensor's own before the others are called wrong
 

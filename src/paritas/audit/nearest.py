@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paritas.audit.sources import CASTS, Rows, Source
+from paritas.audit.sources import Source
+from paritas.casts import CASTS, Rows
 from paritas.runtime.stored import BLOCK
 
 _ALIKE = 0.9  # cosine of two rows of one tensor, whatever 4 bits did to it

@@ -1,33 +1,15 @@
 """The checkpoint's side of weight identity: rows and their hashes, in the dtype that the package has."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from paritas.audit.hashing import Hashes, of_rows
+from paritas.casts import CASTS, Rows
 from paritas.checkpoint import Tensor
 from paritas.runtime.stored import BLOCK
-
-Rows = NDArray[np.float32]
-
-
-def _as_bf16(rows: Rows) -> Rows:
-    return rows.astype(ml_dtypes.bfloat16).astype(np.float32)
-
-
-def _as_fp16(rows: Rows) -> Rows:
-    with np.errstate(over="ignore"):
-        return rows.astype(np.float16).astype(np.float32)
-
-
-def _same(rows: Rows) -> Rows:
-    return rows
-
-
-CASTS: Mapping[str, Callable[[Rows], Rows]] = {"fp32": _same, "fp16": _as_fp16, "bf16": _as_bf16}
 
 
 class Source:

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from paritas.audit.match import Part
-from paritas.audit.sources import CASTS, Rows, Source
+from paritas.audit.sources import Source
+from paritas.casts import CASTS, Rows
 
 
 def _offset(rows: Rows) -> Rows:

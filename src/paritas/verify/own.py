@@ -8,18 +8,17 @@ Nothing is matched by name. A weight that lies in the wrong layer goes back to t
 reference does not take part in the package's fault.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from paritas.casts import CASTS, Rows
 from paritas.runtime.held import NARROW, Float, Held
 from paritas.runtime.quantized import Quantized
 from paritas.verify.grids import Rounding, rounding
 
-Rows = NDArray[np.float32]
 Hashes = NDArray[np.uint64]
 
 _ALIKE = 0.85
@@ -27,22 +26,6 @@ _ALIKE = 0.85
 _SAMPLES = 8
 _BLOCK = 1 << 20  # elements at a time
 _MOST = 0.5  # of the rows of a parameter have to be found before the others are called wrong
-
-
-def _as_bf16(rows: Rows) -> Rows:
-    return rows.astype(ml_dtypes.bfloat16).astype(np.float32)
-
-
-def _as_fp16(rows: Rows) -> Rows:
-    with np.errstate(over="ignore"):
-        return rows.astype(np.float16).astype(np.float32)
-
-
-def _same(rows: Rows) -> Rows:
-    return rows
-
-
-CASTS: Mapping[str, Callable[[Rows], Rows]] = {"fp32": _same, "fp16": _as_fp16, "bf16": _as_bf16}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from paritas.audit.finding import layer_of
 from paritas.audit.hashing import of_rows
-from paritas.audit.sources import CASTS
+from paritas.casts import CASTS
 from paritas.diagnose.case import Case
 from paritas.diagnose.slots import Slot
 

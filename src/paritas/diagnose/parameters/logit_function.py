@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from paritas.audit.evaluate import evaluate_part
 from paritas.audit.masks import feeds
 from paritas.audit.sites import PROJECTIONS
-from paritas.audit.sources import CASTS
+from paritas.casts import CASTS
 from paritas.diagnose.anchors import with_bias
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
