@@ -274,7 +274,7 @@ def test_the_table_has_a_row_a_cost_and_says_what_is_chance() -> None:
     first = [{"decode@8": 0.002, "disk": 1 << 20}, {"decode@8": 0.0021, "disk": 1 << 20}]
     entrants = [Entrant("a", "", iter_of([*first[:1], *first[:1], *first[1:], *first[1:]]))]
     entrants.append(Entrant("b", "half as slow", iter_of([{"decode@8": 0.001, "disk": 1 << 20}] * 2)))
-    result = bench(entrants, Task(decode=(8,), prefill=(), clock="cpu"), 2)
+    result = bench(entrants, Task(decode=(8,), prefill=(4096,), clock="cpu"), 2)
     console = Console(width=120)
     with console.capture() as shown:
         console.print(report.table(result))
@@ -283,6 +283,7 @@ def test_the_table_has_a_row_a_cost_and_says_what_is_chance() -> None:
     assert "2.05x [2.00-2.10]" in rows["decode@8"]
     assert rows["on disk"].split()[-2] == "="
     assert report.legend(result)[1] == "B  b (half as slow)"
+    assert report.legend(result)[-1] == "-  does not fit the context: prefill@4096; decoding takes 27 tokens more"
 
 
 def iter_of(figures: Sequence[Figures]) -> Callable[[Task], Figures]:

@@ -1,6 +1,7 @@
 """What the words of a command line mean; what is wrong with them is an error like every other one."""
 
 import difflib
+import math
 import os
 import re
 import sys
@@ -28,11 +29,13 @@ _DTYPES = {
 DTYPES = {word: dtype for dtype, others in _DTYPES.items() for word in (dtype, *others)}
 LAYOUTS = {"fast": "fast", "load": "load", "link": "link"}
 LOGITS = {"all": "all", "last": "last"}
+SLIDING_CACHES = {"full": "full", "windowed": "windowed"}
 TARGETS = {"ort": "ort", "onnxruntime": "ort", "genai": "ort", "onnx": "onnx"}
 PROVIDERS = {"cpu": "cpu", "cuda": "cuda", "webgpu": "webgpu", "dml": "dml", "directml": "dml"}
 METADATA = {"default": "default", "onnx-genai": "default", "canonical-v1": "canonical-v1", "none": "none"}
 # A comma or a _ stands between groups of three digits alone: 1,5GB would be read as 15 GB.
 _BYTES = re.compile(r"((?:[0-9]+|[0-9]{1,3}(?:[,_][0-9]{3})+)(?:\.[0-9]+)?) *([kmg]?)i?b?")
+_NOT_ONE_OF = re.compile(r"'([^']*)' is not one of (.+)")
 # Options of other exporters -> what to type here.
 _ELSEWHERE: dict[str, str] = dict.fromkeys(
     ("-m", "--model", "-i", "--input"), "MODEL is the first word: paritas export MODEL OUT"
@@ -64,7 +67,16 @@ def _wrong_usage(error: Exception, message: str) -> ParitasError:
     context = getattr(error, "ctx", None)
     command = f"paritas {context.info_name}" if context and context.parent else "paritas"
     option = str(getattr(error, "option_name", ""))
-    return ParitasError("usage-wrong", message, hint=_ELSEWHERE.get(option, f"{command} --help"))
+    close = _closest(message)
+    hint = f"Did you mean {close}?" if close else _ELSEWHERE.get(option, f"{command} --help")
+    return ParitasError("usage-wrong", message.replace("Value error, ", ""), hint=hint)
+
+
+def _closest(message: str) -> str:
+    """Of the words that click's message offers instead of a wrong one; empty if none is close or none is offered."""
+    found = _NOT_ONE_OF.search(message)
+    close = difflib.get_close_matches(found[1], re.findall(r"'([^']+)'", found[2]), n=1) if found else []
+    return close[0] if close else ""
 
 
 def choose(option: str, word: str, known: dict[str, str]) -> str:
@@ -91,20 +103,31 @@ def budget(kl: float | None, size: str | None) -> "Budget | None":
     """
     from paritas.measuring.choose import Budget
 
-    if kl is None and size is None:
-        return None
-    found = None if size is None else _BYTES.fullmatch(size.strip().lower())
-    if (kl is not None and (size is not None or not kl > 0)) or (size is not None and found is None):
-        raise ParitasError(
-            "budget-wrong",
-            "a budget is a mean KL divergence above 0 nats, or a number of bytes, and not both",
-            hint="--kl-budget 0.02, or --size-budget 90MB",
-        )
-    if found is None:
+    if kl is not None and size is not None:
+        raise _budget_wrong("--kl-budget and --size-budget are both given, and one decides")
+    if kl is not None:
+        if not 0 < kl < math.inf:  # NaN neither
+            raise _budget_wrong(f"--kl-budget {kl:g} is no mean KL divergence: a number of nats above 0")
         return Budget(kl=kl)
-    unit = 1024 if "i" in (size or "").lower() else 1000
+    if size is None:
+        return None
+    if (found := _bytes(size)) < 1:
+        raise _budget_wrong(f"--size-budget {size} is no number of bytes above 0")
+    return Budget(bytes=found)
+
+
+def _bytes(size: str) -> int:
+    """``90MB``, ``1.5 GiB``, ``90,000,000``; 0 for what is none of them."""
+    found = _BYTES.fullmatch(size.strip().lower())
+    if found is None:
+        return 0
+    unit = 1024 if "i" in size.lower() else 1000
     number = Decimal(found[1].replace(",", "").replace("_", ""))
-    return Budget(bytes=int(number * unit ** " kmg".index(found[2] or " ")))
+    return int(number * unit ** " kmg".index(found[2] or " "))
+
+
+def _budget_wrong(fact: str) -> ParitasError:
+    return ParitasError("budget-wrong", fact, hint="--kl-budget 0.02, or --size-budget 90MB")
 
 
 def one_output(argument: Path | None, option: Path | None) -> Path:

@@ -45,7 +45,15 @@ def legend(result: Result) -> list[str]:
         ),
         f"{clock}, {task.threads} thread{'s' if task.threads > 1 else ''} of {machine.cores} ({machine.processor}), "
         f"{task.runtime}, {len(result.figures[0])} cycles, load average {load}; {runtimes}",
+        *_too_long(result),
     ]
+
+
+def _too_long(result: Result) -> list[str]:
+    timed = [cost for cost in result.task.costs if cost not in _TITLES]
+    costs = [cost for cost in timed if any(cost not in one for each in result.figures for one in each)]
+    more = result.task.WARM + result.task.steps
+    return [f"-  does not fit the context: {', '.join(costs)}; decoding takes {more} tokens more"] if costs else []
 
 
 def _cells(result: Result, cost: str) -> list[str]:
