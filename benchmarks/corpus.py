@@ -1,6 +1,7 @@
 """The corpus of wrong and right packages: how many a verification sees, and how far a diagnosis explains them.
 
     python benchmarks/corpus.py [--only WORDS ...] [--blind] [--jobs 2] [--controls | --mutants] [--json OUT]
+                               [--markdown docs/reference/corpus.md]
 
 One line for each mutant while it runs, then the table: of each topic how many were detected, localised, named, proved
 and repaired, the blind set beside all; every miss with its reason; and false alarms on packages that are right.
@@ -21,9 +22,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from mutants import MUTANTS, RIGHT, Control, Mutant
-from mutants.scoring import Score, of_control, of_mutant
+from mutants.alarms import of_control
+from mutants.scoring import STEPS, Score, of_mutant
+from mutants.table import page, report
 
-STEPS = ("detected", "localised", "named", "proved", "repaired")
+COMMAND = "python benchmarks/corpus.py --jobs 2 --markdown docs/reference/corpus.md"
 
 
 def main() -> None:
@@ -40,6 +43,8 @@ def main() -> None:
             arguments.json.write_text(json.dumps([asdict(each) for each in scores], indent=1))
     mutants, controls = [s for s in scores if s.topic], [s for s in scores if not s.topic]
     print(report(mutants, controls))
+    if arguments.markdown:
+        arguments.markdown.write_text(page(mutants, controls, COMMAND), encoding="utf-8")
     sys.exit(int(any(s.detected for s in controls) or not all(s.detected for s in mutants)))
 
 
@@ -53,6 +58,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--root", type=Path, help="where checkpoints and the reference's answers are kept")
     parser.add_argument("--json", type=Path, help="a file for the scores")
+    parser.add_argument("--markdown", type=Path, help="a page for the table, the misses and the false alarms")
     return parser.parse_args()
 
 
@@ -97,41 +103,6 @@ def line(score: Score) -> str:
     """One line: what was reached, what was named, how long it took."""
     marks = "".join(step[0].upper() if getattr(score, step) else "." for step in STEPS)
     return f"{marks}  {score.name}  [{', '.join(score.codes)}] {score.reason}  {sum(score.seconds.values()):.1f} s"
-
-
-def report(mutants: Sequence[Score], controls: Sequence[Score]) -> str:
-    """The table, the misses, the false alarms."""
-    lines = []
-    if mutants:
-        topics = dict.fromkeys(score.topic for score in mutants)
-        lines += [f"{'':32}{'all':>5}" + "".join(f"{step:>16}" for step in STEPS)]
-        lines += [row(topic, [s for s in mutants if s.topic == topic]) for topic in topics]
-        lines += [row("all", mutants), row("blind set", [s for s in mutants if s.blind])]
-        lines += ["", "Misses"]
-        lines += [miss(score) for score in mutants if not all(getattr(score, step) for step in STEPS)]
-    if controls:
-        alarms = [score for score in controls if score.detected]
-        lines += ["", f"False alarms: {len(alarms)} of {len(controls)} right packages"]
-        lines += [f"  {score.name}: {score.verdict} {score.reason}" for score in alarms]
-    seconds = sum(sum(score.seconds.values()) for score in (*mutants, *controls))
-    return "\n".join([*lines, "", f"{seconds:,.0f} seconds of work"])
-
-
-def row(name: str, scores: Sequence[Score]) -> str:
-    """Counts and parts of a hundred."""
-    reached = [sum(getattr(score, step) for score in scores) for step in STEPS]
-    of = len(scores)
-    return f"{name:32}{of:>5}" + "".join(f"{f'{count} ({count / of:.0%})' if of else '-':>16}" for count in reached)
-
-
-def miss(score: Score) -> str:
-    """A mutant that did not come all the way."""
-    missed = ", ".join(step for step in STEPS if not getattr(score, step))
-    blind = " (blind)" if score.blind else ""
-    floors = "" if score.floors is None else f"{score.floors:,.0f} floors; "
-    strays = f"; elsewhere: {', '.join(score.strays[:3])}" if score.strays else ""
-    found = f"causes {', '.join(score.codes) or 'none'}; {len(score.sources)} sources{strays}"
-    return f"  {score.name}{blind}: not {missed}; {floors}{found}; {score.reason}"
 
 
 if __name__ == "__main__":

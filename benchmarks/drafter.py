@@ -27,6 +27,7 @@ from transformers import (
 
 from paritas.export import export
 from paritas.plan import Options
+from paritas.quant.recipe import recipe
 from paritas.runtime.assistant import Assistant, read_pairing
 from paritas.runtime.drafting import Drafter, NoDrafts, PromptLookup
 from paritas.runtime.generate import Generation, Plan
@@ -36,6 +37,7 @@ from paritas.runtime.session import RawSession
 from paritas.targets import TARGETS
 from paritas.verify.run import verify
 
+PACKAGES = [*((target, "fp32") for target in TARGETS), ("ort", "int8"), ("ort", "int4")]
 VOCAB, HIDDEN, LENGTH, NEW = 512, 128, 96, 64
 KINDS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 SHAPE: dict[str, Any] = dict(  # noqa: C408
@@ -171,12 +173,12 @@ class NoText:
         return ""
 
 
-def measure(folder: Path, target: str) -> None:
+def measure(folder: Path, target: str, dtype: str) -> None:
     """The same prompts with every way to guess, in turn."""
-    out = folder / f"package-{target}"
-    options = Options(force=True, drafter=folder / "drafter")
+    out, what = folder / f"package-{target}-{dtype}", f"{target} {dtype}"
+    options = Options(force=True, drafter=folder / "drafter", recipe=recipe(dtype))
     export(folder / "target", out, TARGETS[target], options)
-    print(f"{target}: {verify(out, folder / 'target', power=False, cache=False).verdict.value}")
+    print(f"{what}: {verify(out, folder / 'target', power=False, cache=False).verdict.value}", flush=True)
     package = open_package(out)
     pairing = read_pairing(out)
     assert pairing is not None
@@ -206,7 +208,7 @@ def measure(folder: Path, target: str) -> None:
         share = f"{accepted / drafted:4.0%}" if drafted else "   -"
         speed = seconds["none"] / seconds[way]
         print(
-            f"{target} {way:9}: {len(prompts)} x {NEW} tokens equal greedy's, {calls:3} calls, "
+            f"{what} {way:9}: {len(prompts)} x {NEW} tokens equal greedy's, {calls:3} calls, "
             f"{accepted:3} of {drafted:3} guesses right ({share}), {speed:.2f} times as fast as none"
         )
 
@@ -222,8 +224,8 @@ def main() -> None:
         if not (folder / "drafter").exists():
             (folder / "target").mkdir(parents=True, exist_ok=True)
             pair(folder, asked.steps)
-        for target in TARGETS:
-            measure(folder, target)
+        for target, dtype in PACKAGES:
+            measure(folder, target, dtype)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """What an export costs: seconds, memory, what was imported for it; beside a copy of its data, and beside the builder.
 
-    python benchmarks/export_cost.py MODEL [MODEL ...] [--only WAY ...] [--cycles 3] [--builder PYTHON]
+    python benchmarks/export_cost.py MODEL [MODEL ...] [--only WAY ...] [--cycles 3] [--builder PYTHON] [--keep]
 
-Without verification. Every export is a process of its own; the ways are cycled, each second cycle backwards. Seconds
-are the whole process's, the interpreter's start included; memory is the most that it had. Ratios are taken cycle by
-cycle, and their median is shown. Under five minutes for one model with all ways on two quiet cores.
+Without verification. Every export is a process of its own, the command as a person gives it; the ways are cycled, each
+second cycle backwards. Seconds are the whole process's, the interpreter's start included, on the clock and of all its
+threads; memory is the most that it had. Ratios are taken cycle by cycle, and their median is shown. Under five minutes
+for one model with all ways on two quiet cores.
 """
 
 import argparse
@@ -17,31 +18,36 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import results
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILDER = ROOT / ".peers" / "environments" / "builder" / "bin" / "python"
 FLAT = ROOT / "benchmarks" / "flat_builder.py"
 PROGRAM = """
-import json, sys
-from pathlib import Path
-from paritas.export import export
-from paritas.layout import Layout
+import atexit, json, sys
+from paritas.cli import main
 from paritas.peak import peak_memory
-from paritas.plan import Options
-from paritas.quant.recipe import recipe
-from paritas.targets import TARGETS
-dtype, layout = sys.argv[3:]
-done = export(sys.argv[1], Path(sys.argv[2]), TARGETS["ort"], Options(recipe=recipe(dtype), layout=Layout(layout)))
-print(json.dumps({"inside": done.seconds, "peak": peak_memory(), "taken": done.memory, "forecast": done.memory_forecast,
-    "imported": [name for name in ("torch", "transformers") if name in sys.modules]}))
+atexit.register(lambda: print(json.dumps({"peak": peak_memory(), "imported": [
+    name for name in ("torch", "transformers", "sympy.core") if name in sys.modules]})))
+main()
 """
-OURS = {"fp32": ("fp32", "fast"), "fp32 link": ("fp32", "link"), "int4": ("int4", "fast")}
+OURS = {
+    "fp32": ["--dtype", "fp32"],
+    "fp32 link": ["--link"],
+    "int4": ["--dtype", "int4"],
+    "int4 rtn": ["--dtype", "int4", "--quant", "method=rtn"],
+}
 THEIRS = {"builder fp32": "fp32", "builder int4": "int4"}
 COPY = "cp of the fp32 data"
+Run = dict[str, Any]
+"""What one process cost."""
 
 
-def run(words: list[str]) -> dict[str, float]:
+def run(words: list[str]) -> Run:
     """One process: its seconds, its peak memory, and what it says itself."""
     offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
     start = time.perf_counter()
@@ -52,35 +58,38 @@ def run(words: list[str]) -> dict[str, float]:
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{' '.join(words[:3])} ... ended with {process.returncode}")
-    told = json.loads(said.splitlines()[-1]) if said.startswith(b"{") else {}
-    return {"seconds": time.perf_counter() - start, "peak": usage.ru_maxrss << 10, **told}
+    told = Run()
+    for line in said.splitlines():
+        told |= json.loads(line) if line.startswith(b"{") else {}
+    processor = usage.ru_utime + usage.ru_stime
+    return {"wall": time.perf_counter() - start, "processor": processor, "peak": usage.ru_maxrss << 10, **told}
 
 
-def ways(model: str, only: list[str], builder: Path, folder: Path) -> dict[str, Callable[[], dict[str, float]]]:
+def ways(model: str, only: list[str], builder: Path, folder: Path) -> dict[str, Callable[[], Run]]:
     """What is measured, by name. A copy needs the data that the first export wrote."""
 
-    def ours(dtype: str, layout: str) -> dict[str, float]:
+    def ours(how: list[str]) -> Run:
         out = folder / "package"
         shutil.rmtree(out, ignore_errors=True)
-        told = run([sys.executable, "-c", PROGRAM, model, str(out), dtype, layout])
-        if (dtype, layout) == OURS["fp32"]:
+        told = run([sys.executable, "-c", PROGRAM, "export", model, str(out), "--no-verify", "--json", *how])
+        if how == OURS["fp32"]:
             (out / "model.onnx.data").replace(folder / "data")
         return told
 
-    def theirs(dtype: str) -> dict[str, float]:
+    def theirs(dtype: str) -> Run:
         out = folder / "theirs"
         shutil.rmtree(out, ignore_errors=True)
         words = ["-i", model, "-o", str(out), "-p", dtype, "-e", "cpu", "-c", str(folder / "cache")]
         return run([str(builder), str(FLAT), *words])
 
-    def copy() -> dict[str, float]:
+    def copy() -> Run:
         (folder / "copy").unlink(missing_ok=True)
         return run(["cp", str(folder / "data"), str(folder / "copy")])
 
-    every = {name: (lambda how=how: ours(*how)) for name, how in OURS.items()}
+    every: dict[str, Callable[[], Run]] = {name: partial(ours, how) for name, how in OURS.items()}
     every[COPY] = copy
     if builder.is_file():
-        every |= {name: (lambda dtype=dtype: theirs(dtype)) for name, dtype in THEIRS.items()}
+        every |= {name: partial(theirs, dtype) for name, dtype in THEIRS.items()}
     return {name: way for name, way in every.items() if not only or name in only or name in ("fp32", COPY)}
 
 
@@ -91,46 +100,54 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="WAY")
     parser.add_argument("--cycles", type=int, default=3)
     parser.add_argument("--builder", type=Path, default=BUILDER, help="the Python that it is installed in")
+    results.option(parser)
     given = parser.parse_args()
-    for model in given.models:
-        with tempfile.TemporaryDirectory(dir=Path(model).absolute().parent) as folder:  # links need the same disk
-            measured = ways(model, given.only, given.builder, Path(folder))
-            if not given.builder.is_file():
-                print(f"without the builder: there is no {given.builder} (make peers builds it)")
-            runs: dict[str, list[dict[str, float]]] = {name: [] for name in measured}
-            for cycle in range(given.cycles):
-                first, *rest = measured
-                for name in [first, *(rest[::-1] if cycle % 2 else rest)]:
-                    runs[name].append(measured[name]())
-        show(Path(model).name, runs)
+    with results.kept(given.keep):
+        for model in given.models:
+            measure(model, given)
 
 
-def show(model: str, runs: dict[str, list[dict[str, float]]]) -> None:
+def measure(model: str, given: argparse.Namespace) -> None:
+    """Cycle through the ways of one model, and print its rows."""
+    with tempfile.TemporaryDirectory(dir=Path(model).absolute().parent) as folder:  # links need the same disk
+        measured = ways(model, given.only, given.builder, Path(folder))
+        if not given.builder.is_file():
+            print(f"without the builder: there is no {given.builder} (make peers builds it)")
+        runs: dict[str, list[Run]] = {name: [] for name in measured}
+        for cycle in range(given.cycles):
+            first, *rest = measured
+            for name in [first, *(rest[::-1] if cycle % 2 else rest)]:
+                runs[name].append(measured[name]())
+    show(Path(model).name, runs)
+
+
+def show(model: str, runs: dict[str, list[Run]]) -> None:
     """Medians, and ratios to the copy and to the builder's export of the same precision."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     print(f"{model}: {len(runs['fp32'])} cycles, load average {load:.2f}")
     for name, each in runs.items():
-        line = f"  {name:20s} {median(each, 'seconds'):6.2f} s  {median(each, 'peak') / 2**20:6,.0f} MiB at most"
-        if "inside" in each[0]:
-            taken, forecast = median(each, "taken") / 2**20, median(each, "forecast") / 2**20
+        line = f"  {name:20s} {median(each, 'wall'):6.2f} s, {median(each, 'processor'):6.2f} of processors  "
+        line += f"{median(each, 'peak') / 2**20:6,.0f} MiB at most"
+        if "memory" in each[0]:
+            taken, forecast = median(each, "memory") / 2**20, median(each, "memory_forecast") / 2**20
             line += (
-                f", {taken:,.0f} beside the program (forecast: {forecast:,.0f}), {median(each, 'inside'):.2f} s of it"
+                f", {taken:,.0f} beside the program (forecast: {forecast:,.0f}), {median(each, 'seconds'):.2f} s of it"
             )
             line += " exporting" + "".join(f", imported {what}" for what in each[0]["imported"])
         for peer in (COPY, f"builder {name.split()[0]}"):
             if name in OURS and peer in runs:
-                line += f"; {ratio(each, runs[peer], 'seconds'):.2f} of {peer}'s time"
+                line += f"; {ratio(each, runs[peer], 'wall'):.2f} of {peer}'s time"
                 if peer != COPY:
                     line += f" and {ratio(each, runs[peer], 'peak'):.2f} of its memory"
         print(line)
 
 
-def median(runs: list[dict[str, float]], key: str) -> float:
+def median(runs: list[Run], key: str) -> float:
     """Over the cycles."""
     return statistics.median(run[key] for run in runs)
 
 
-def ratio(runs: list[dict[str, float]], others: list[dict[str, float]], key: str) -> float:
+def ratio(runs: list[Run], others: list[Run], key: str) -> float:
     """The median of the ratios, cycle by cycle."""
     return statistics.median(one[key] / other[key] for one, other in zip(runs, others, strict=True))
 

@@ -1,6 +1,6 @@
 """Memory of an export against the size of the model: checkpoints of published shapes, their weights a hole in a file.
 
-    python benchmarks/flat_memory.py [--dtype fp32] [--only 135M ...]
+    python benchmarks/flat_memory.py [--dtype fp32] [--only 135M ...] [--keep]
 
 No number is read from a disk, so that large models cost no room; zeros are exported as any other numbers. Each export
 is a process of its own, without a tokenizer; memory is what it takes at most beside the program.
@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import results
 
 PROGRAM = """
 import json, sys
@@ -86,19 +88,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--only", nargs="+", choices=SHAPES, default=["135M", "270M", "1B"])
+    results.option(parser)
     given = parser.parse_args()
-    for name in given.only:
-        with tempfile.TemporaryDirectory() as folder:
-            model, out = Path(folder) / "model", Path(folder) / "out"
-            write(model, SHAPES[name])
-            words = [sys.executable, "-c", PROGRAM, str(model), str(out), given.dtype]
-            told = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-        print(
-            f"{name:5s} {given.dtype}: {told['parameters']:,} parameters, {told['bytes'] / 2**20:,.0f} MiB written in "
-            f"{told['seconds']:.1f} s, {told['memory'] / 2**20:,.0f} MiB of memory beside the program "
-            f"(forecast: {told['forecast'] / 2**20:,.0f})",
-            flush=True,
-        )
+    with results.kept(given.keep):
+        for name in given.only:
+            measure(name, given.dtype)
+
+
+def measure(name: str, dtype: str) -> None:
+    """Print the row of one shape."""
+    with tempfile.TemporaryDirectory() as folder:
+        model, out = Path(folder) / "model", Path(folder) / "out"
+        write(model, SHAPES[name])
+        words = [sys.executable, "-c", PROGRAM, str(model), str(out), dtype]
+        told = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    print(
+        f"{name:5s} {dtype}: {told['parameters']:,} parameters, {told['bytes'] / 2**20:,.0f} MiB written in "
+        f"{told['seconds']:.1f} s, {told['memory'] / 2**20:,.0f} MiB of memory beside the program "
+        f"(forecast: {told['forecast'] / 2**20:,.0f})",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Published configurations as random models of their real widths, exported and proven: floors, verdict, seconds.
 
-    python benchmarks/real_shapes.py [NAME ...] [--target ort onnx] [--memory GIB] [--folder tests/configs]
+    python benchmarks/real_shapes.py [NAME ...] [--target ort onnx] [--memory GIB] [--minutes M]
+        [--json FILE] [--markdown FILE] [--folder tests/configs]
 
-A model has its full depth and vocabulary if that fits into ``--memory``; else a vocabulary of 2,003 tokens; else two
-layers of each kind as well, else one; else the same with narrow MLPs. Every number of each weight is random. Each model
-is a process of its own, and its peak of memory is the process's. What ``two layers of each kind`` are is
-:func:`shallow`; a family whose layers hang together in another way has a function of its own in ``REDUCTIONS``.
+How a model is made to fit into ``--memory`` is told in reductions.py. Every number of each weight is random. Each model
+is a process of its own, and its peak of memory is the process's. The cheapest come first. With ``--json`` every row is
+kept as soon as it is there, and a row that the file has is not asked again unless more fits now; ``--markdown`` writes
+the page of all rows, those that did not run with the reason. Exits with 1 if a row of this run is not proven.
 """
 
 import argparse
@@ -15,123 +16,39 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "2")
+import depth_table
+from depth_table import NOT_RUN, Row
+from reductions import Values, fitting, made, parameters, text_config
+
 ROOT = Path(__file__).resolve().parent.parent
-VOCAB = 2003
-BYTES = 10
-"""A parameter's: the reference in fp64 while its fp32 weights go, and what is beside it."""
-BASE = 3 << 29  # torch, ONNX Runtime and the logits
-IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-Values = dict[str, Any]
 
 
-def shallow(config: Values, most: int) -> Values:
-    """As many layers of each kind: a layer's kind is what the lists with one value for each layer say of it."""
-    depth = config["num_hidden_layers"]
-    each = {key: value for key, value in config.items() if isinstance(value, list) and len(value) == depth}
-    kinds = [repr([values[layer] for values in each.values()]) for layer in range(depth)]
-    seen: Counter[str] = Counter()
-    kept: list[int] = []
-    for layer, kind in enumerate(kinds):
-        seen[kind] += 1
-        if seen[kind] <= most:
-            kept.append(layer)
-    lists = {key: [values[layer] for layer in kept] for key, values in each.items()}
-    return config | lists | {"num_hidden_layers": len(kept)}
+@dataclass(frozen=True)
+class Question:
+    """A configuration that can be asked, as the row it will fill."""
+
+    row: Row
+    values: Values
 
 
-def sharing(config: Values, most: int) -> Values:
-    """The same apart for layers with keys of their own and for those that take another one's, which come last."""
-    depth, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
-    lists = [key for key, value in config.items() if isinstance(value, list) and len(value) == depth]
-    own, last = (
-        shallow(config | {key: config[key][part] for key in lists} | {"num_hidden_layers": count}, most)
-        for part, count in ((slice(depth - shared), depth - shared), (slice(depth - shared, None), shared))
-    )
-    joined = {key: own[key] + last[key] for key in lists}
-    numbers = {"num_hidden_layers": len(joined["layer_types"]), "num_kv_shared_layers": last["num_hidden_layers"]}
-    return config | joined | numbers
-
-
-def narrow(config: Values) -> Values:
-    """The same with MLPs no wider than the residual stream, but for the first where each layer has its own width."""
-    widths, most = config["intermediate_size"], config["hidden_size"]
-    if not isinstance(widths, list):
-        return config | {"intermediate_size": min(widths, most)}
-    return config | {"intermediate_size": [widths[0], *(min(width, most) for width in widths[1:])]}
-
-
-def of_two_widths(config: Values, most: int) -> Values:
-    """The same where single layers have other heads: those of their kind."""
-    kinds, own = config["layer_types"], config["per_layer_config"]
-    heads = {kinds[int(layer)]: values for layer, values in own.items()}
-    fewer = sharing(config, most) if config["num_kv_shared_layers"] else shallow(config, most)
-    layers = {str(layer): heads[kind] for layer, kind in enumerate(fewer["layer_types"]) if kind in heads}
-    return fewer | {"per_layer_config": layers}
-
-
-REDUCTIONS: Mapping[str, Callable[[Values, int], Values]] = {
-    "gemma3n_text": sharing,
-    "gemma4_text": of_two_widths,
-    "gemma4_unified_text": of_two_widths,
-}
-"""model_type -> as many layers of each kind, where :func:`shallow` does not give them."""
-
-
-def small_vocabulary(config: Values) -> Values:
-    """The same with few tokens, and special ones among them."""
-    tables = {key: VOCAB for key in ("vocab_size", "vocab_size_per_layer_input") if key in config}
-    return config | tables | {key: min(number, 2) for number, key in enumerate(IDS)}
-
-
-def text_config(folder: Path) -> Values:
-    """The text model's configuration, every value said."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder).get_text_config()
-    return config.to_dict() | {"model_type": config.model_type}
-
-
-def fitting(config: Values, memory: float) -> tuple[Any, str]:
-    """transformers' configuration that fits into ``memory`` bytes, and what was reduced for that."""
-    small = small_vocabulary(config)
-    two, one = (REDUCTIONS.get(config["model_type"], shallow)(small, most) for most in (2, 1))
-    words = f"{VOCAB:,} tokens"
-    ways = {
-        "as published": config,
-        words: small,
-        f"{words}, two of each kind": two,
-        f"{words}, one of each kind": one,
-        f"{words}, two of each kind, narrow MLPs": narrow(two),
-        f"{words}, one of each kind, narrow MLPs": narrow(one),
-    }
-    for words, values in ways.items():
-        made = _config(values)
-        if BASE + BYTES * parameters(made) <= memory:
-            return made, words
-    raise SystemExit(f"does not fit: {BASE + BYTES * parameters(_config(narrow(one))):,} bytes")
-
-
-def parameters(config: Any) -> int:
-    """Numbers of the model; none is made."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return sum(each.numel() for each in AutoModelForCausalLM.from_config(config).parameters())
-
-
-def _config(values: Values) -> Any:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    config = CONFIG_MAPPING[values["model_type"]].from_dict(values)
-    config.dtype = "bfloat16"
-    return config
+def question(folder: Path, memory: float) -> Question:
+    """What of a configuration fits into ``memory`` bytes; a row that is not run, and why, if nothing does."""
+    published = text_config(folder)
+    family, depth, vocabulary = (published[key] for key in ("model_type", "num_hidden_layers", "vocab_size"))
+    row = Row(folder.name, family, "", depth, vocabulary)
+    try:
+        way = fitting(published, memory)
+    except MemoryError as error:
+        return Question(replace(row, verdict=f"{NOT_RUN}: {error}"), {})
+    config = made(way.values)
+    size = {"layers": config.num_hidden_layers, "tokens": config.vocab_size, "parameters": parameters(config)}
+    return Question(replace(row, widths=way.widths, **size), way.values)
 
 
 def write(config: Any, folder: Path) -> None:
@@ -147,11 +64,23 @@ def write(config: Any, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def prove(name: str, folder: Path, targets: list[str], memory: float) -> None:
-    """One model on each target; a line of JSON for each."""
-    import resource
-
+def prove(folder: Path, targets: list[str], memory: float) -> None:
+    """One model on each target; a row as a line of JSON for each."""
     from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    asked = question(folder, memory)
+    with tempfile.TemporaryDirectory(prefix="real-shapes-") as scratch:
+        os.environ["PARITAS_CACHE"] = f"{scratch}/cache"  # the reference is asked once for all targets
+        checkpoint = Path(scratch) / folder.name
+        write(made(asked.values), checkpoint)
+        for target in targets:
+            print(json.dumps(asdict(_proven(checkpoint, replace(asked.row, target=target)))), flush=True)
+
+
+def _proven(checkpoint: Path, row: Row) -> Row:
+    """The row, filled by an export and its proof."""
+    import resource
 
     from paritas.errors import ParitasError
     from paritas.export import export
@@ -159,75 +88,99 @@ def prove(name: str, folder: Path, targets: list[str], memory: float) -> None:
     from paritas.targets import TARGETS
     from paritas.verify.run import verify
 
-    logging.disable_progress_bar()
-    config, reduced = fitting(text_config(folder), memory)
-    facts = {"model": name, "reduced": reduced, "layers": config.num_hidden_layers, "parameters": parameters(config)}
-    with tempfile.TemporaryDirectory(prefix="real-shapes-") as scratch:
-        os.environ["PARITAS_CACHE"] = f"{scratch}/cache"  # the reference is asked once for all targets
-        write(config, Path(scratch) / name)
-        for target in targets:
-            started, found = time.perf_counter(), list[Any]()
+    started, found = time.perf_counter(), list[Any]()
 
-            def judge(package: Path, found: list[Any] = found) -> str:
-                found.append(verify(package, Path(scratch) / name, runtimes=("onnxruntime",), power=False))
-                return str(found[0].verdict.value)
+    def judge(package: Path) -> str:
+        found.append(verify(package, checkpoint, runtimes=("onnxruntime",), power=False))
+        return str(found[0].verdict.value)
 
-            try:
-                options = Options(tokenizer=False, allow_unproven=True, force=True)
-                verdict = export(Path(scratch) / name, Path(scratch) / "out", TARGETS[target], options, judge).verdict
-            except ParitasError as error:
-                verdict = f"{error.code}: {error.fact}"
-            told = _told(found[0]) if found else {}
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-            told |= {"verdict": verdict, "seconds": time.perf_counter() - started, "peak": peak}
-            print(json.dumps(facts | {"target": target} | told), flush=True)
+    try:
+        options = Options(tokenizer=False, allow_unproven=True, force=True)
+        verdict = export(checkpoint, checkpoint.parent / "out", TARGETS[row.target], options, judge).verdict
+    except ParitasError as error:
+        verdict = f"{error.code}: {error.fact}"
+    told = _told(found[0]) if found else {}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    return replace(row, verdict=str(verdict), seconds=time.perf_counter() - started, peak=peak, **told)
 
 
 def _told(evidence: Any) -> dict[str, Any]:
     tested = [probe for probe in evidence.probes if probe.worst_floors is not None]
     worst = max(tested, key=lambda probe: probe.worst_floors, default=None)
     longest = max((len(sequence.ids) for sequence in evidence.sequences), default=0)
-    return {"floors": evidence.worst_floors, "probe": None if worst is None else worst.id, "tokens": longest}
+    return {"floors": evidence.worst_floors, "probe": None if worst is None else worst.id, "longest": longest}
 
 
-def main() -> None:
+def main() -> int:
     """The table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="folders of configurations; all if none is named")
     parser.add_argument("--folder", type=Path, default=ROOT / "tests" / "configs")
     parser.add_argument("--target", nargs="+", default=["ort", "onnx"])
     parser.add_argument("--memory", type=float, default=5.0, help="GiB of one process")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of one process")
+    parser.add_argument("--json", type=Path, help="where rows are kept")
+    parser.add_argument("--markdown", type=Path, help="the page of all rows that are kept")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        return prove(given.names[0], given.folder / given.names[0], given.target, given.memory * 2**30)
-    print("| model | layers | parameters | reduced to | target | tokens | worst floors | verdict | s | peak GiB |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for name in given.names or sorted(path.parent.name for path in given.folder.glob("*/config.json")):
-        for row in _apart(name, given):
-            print(row, flush=True)
-    return None
+        prove(given.folder / given.names[0], given.target, given.memory * 2**30)
+        return 0
+    everything = sorted(path.parent.name for path in given.folder.glob("*/config.json"))
+    rows = depth_table.load(given.json)
+    questions = [question(given.folder / name, given.memory * 2**30).row for name in given.names or everything]
+    for asked in questions:  # a run that is stopped says what it did not reach
+        for target in given.target:
+            rows = depth_table.joined(rows, _unasked(asked, target, rows))
+    print(*depth_table.header(), sep="\n", flush=True)
+    missed = False
+    for asked in sorted(questions, key=lambda row: row.parameters):
+        for row in _answers(asked, rows, given):
+            print(depth_table.line(row), flush=True)
+            missed |= row.verdict != "proven"
+            rows = depth_table.joined(rows, row)
+            depth_table.save(given.json, rows)
+            _write_page(given.markdown, rows)
+    _write_page(given.markdown, rows)
+    return int(missed)
 
 
-def _apart(name: str, given: argparse.Namespace) -> list[str]:
-    """The rows of one model, of a process of its own."""
-    words = [sys.executable, __file__, "--one", name, "--folder", str(given.folder), "--memory", str(given.memory)]
-    done = subprocess.run([*words, "--target", *given.target], capture_output=True, text=True, check=False)
-    rows = [_row(json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        rows.append(f"| {name} | | | | | | | {reason} | | |")
-    return rows
+def _write_page(file: Path | None, rows: list[Row]) -> None:
+    if file is not None:
+        file.write_text(depth_table.page(rows), encoding="utf-8")
 
 
-def _row(told: dict[str, Any]) -> str:
-    floors = "" if told.get("floors") is None else f"{told['floors']:.2f} ({told['probe']})"
-    return (
-        f"| {told['model']} | {told['layers']} | {told['parameters']:,} | {told['reduced']} | {told['target']} | "
-        f"{told.get('tokens', '')} | {floors} | {told['verdict']} | {told['seconds']:.0f} |"
-        f" {told['peak'] / 2**30:.1f} |"
-    )
+def _unasked(asked: Row, target: str, rows: list[Row]) -> Row:
+    """The row of what nothing is known of yet; the one that there is, if there is one."""
+    there = next((row for row in rows if (row.model, row.target) == (asked.model, target)), None)
+    return there or replace(asked, target=target, verdict=f"{NOT_RUN}: not reached yet")
+
+
+def _answers(asked: Row, rows: list[Row], given: argparse.Namespace) -> Iterator[Row]:
+    """The rows of one model on the targets that are still to be asked."""
+    wanted = [replace(asked, target=target) for target in given.target]
+    open_ = [row for row in wanted if not any(old.answers(row) for old in rows)]
+    if not asked.layers:
+        yield from open_
+    elif open_:
+        yield from _apart(open_, given)
+
+
+def _apart(wanted: list[Row], given: argparse.Namespace) -> Iterator[Row]:
+    """The same of a process of its own."""
+    words = [sys.executable, __file__, "--one", wanted[0].model, "--folder", str(given.folder)]
+    words += ["--memory", str(given.memory), "--target", *(row.target for row in wanted)]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60 * given.minutes)
+        printed, reason = done.stdout, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired as late:
+        printed = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+        reason = f"more than {given.minutes:g} minutes"
+    found = [Row(**json.loads(line)) for line in printed.splitlines() if line.startswith("{")]
+    yield from found
+    answered = {row.target for row in found}
+    yield from (replace(row, verdict=f"{NOT_RUN}: {reason}") for row in wanted if row.target not in answered)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

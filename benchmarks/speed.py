@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +27,13 @@ from rich.console import Console
 from paritas.bench import entrant, report
 from paritas.bench.run import Result, bench
 from paritas.bench.task import Task
+from paritas.errors import Unsupported
 from paritas.export import export
 from paritas.layout import Layout
 from paritas.plan import Options
 from paritas.quant.recipe import recipe
 from paritas.targets import TARGETS
+from paritas.targets.sliding import SlidingCache
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILDER = ROOT / ".peers" / "environments" / "builder" / "bin" / "python"
@@ -40,9 +43,15 @@ BYTES = 1 << 30  # read to know the bandwidth
 
 
 def ours(model: str, out: Path, dtype: str, layout: str = "fast", quant: str | None = None) -> Path:
-    """A package of ours that gives logits of the last position."""
+    """A package of ours that gives logits of the last position, its caches kept to their windows, as the builder's."""
     options = Options(recipe=recipe(dtype, quant), layout=Layout(layout), last_logits=True, context=4096)
-    export(model, out, TARGETS["ort"], options)
+    windowed = replace(options, sliding_cache=SlidingCache.WINDOWED)
+    try:
+        export(model, out, TARGETS["ort"], windowed)
+    except Unsupported as refused:  # a model without a window
+        if refused.code != "sliding-cache-unsupported":
+            raise
+        export(model, out, TARGETS["ort"], options)
     return out
 
 

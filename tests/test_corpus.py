@@ -12,9 +12,14 @@ from pathlib import Path
 
 import pytest
 
+import test_family_mutants
+import test_mutants
+import tiny
 from mutants import MUTANTS, RIGHT, Topic
+from mutants.alarms import of_control
 from mutants.answers import is_named
-from mutants.scoring import Score, acts, of_control, of_mutant
+from mutants.known import PLACES
+from mutants.scoring import Score, acts, of_mutant
 from paritas import diagnose
 
 SELECTION: Sequence[str] = (
@@ -42,6 +47,9 @@ SELECTION: Sequence[str] = (
     "QK-norm after RoPE (gemma3, onnx)",
     "softcap dropped (gemma3, ort)",
     "1 + weight in bf16, embedding scale rounded (gemma3, ort)",
+    "norm of the other half's sum (hyperclovax, onnx)",
+    "the stream added twice for a norm alone (kept-llama, builder)",
+    "gate of the shared expert left out (qwen2_moe, onnx)",
 )
 RIGHT_SELECTION: Sequence[str] = (
     "other names (llama, ort)",
@@ -54,6 +62,10 @@ RIGHT_SELECTION: Sequence[str] = (
     "constants as nodes (qwen3, ort)",
     "nodes in another order (gemma3, onnx)",
     "as exported (gemma3, ort)",
+    "as exported (phi, onnx)",
+    "as exported (gemma3-multimodal, ort)",
+    "as exported (gpt_neox-pythia, onnx)",
+    "exported as int4 (qwen3-yarn, ort)",
 )
 
 
@@ -84,7 +96,15 @@ def test_the_corpus_is_what_it_says() -> None:
     assert len(checkpoints) >= 20
     assert {mutant.topic for mutant in MUTANTS.values()} == set(Topic)
     assert {"ort", "onnx", "builder", "mobius", "optimum"} <= {mutant.source for mutant in MUTANTS.values()}
-    assert len(RIGHT) >= 60
+    clean = [control for control in RIGHT.values() if control.is_clean]
+    assert len(clean) >= 60
+    assert {control.checkpoint for control in clean} >= set(tiny.every())
+    assert {control.source for control in clean if control.dtype == "fp32"} >= {"ort", "onnx"}
+    assert {control.dtype for control in clean} >= {"fp32", "fp16", "int4"}
+
+
+def test_every_fault_that_has_a_test_of_its_own_is_in_it() -> None:
+    assert {*test_mutants.MUTANTS, *test_family_mutants.MUTANTS} == PLACES.keys()
 
 
 def test_a_diagnosis_knows_nothing_of_the_corpus() -> None:

@@ -10,8 +10,12 @@ import pytest
 
 from mutants.graphs import after, another_type, attributes, both, bypass, in_turn, of, using, values
 from mutants.mutant import Change
+from paritas.audit.sources import Source
+from paritas.checkpoint import Tensor
 from paritas.diagnose.activations import applied, library
 from paritas.diagnose.routing import Rule, rule_of
+from paritas.diagnose.skips import norms_alone
+from paritas.diagnose.slices import has_rows_of, place_of
 from paritas.diagnose.streams import streams
 from paritas.diagnose.why import explain
 from paritas.diagnose.xielu import Xielu, xielu_of
@@ -134,3 +138,37 @@ def test_numbers_of_xielu_are_read_off_a_line() -> None:
         for word in library()
         if word not in ("relu2", "elu", "none")
     )
+
+
+def test_skip_norms_without_names_are_taken_apart() -> None:
+    make = onnx.helper.make_node
+    operator = "SkipSimplifiedLayerNormalization"
+    nodes = [make(operator, ["x", f"y{n}", "w"], [f"normed{n}", "", "", f"sum{n}"]) for n in range(2)]
+    proto = onnx.helper.make_model(onnx.helper.make_graph(nodes, "two", [], []))
+    sums = {f"sum{n}": node for n, node in enumerate(proto.graph.node)}
+    copies = norms_alone(proto, sums, {"normed0", "sum0", "normed1", "sum1"})
+    assert copies.keys() == {"normed0", "normed1"}
+    copied = [node for node in proto.graph.node if node.output[0] in copies.values()]
+    assert len({node.name for node in copied}) == len(copied) == 2  # ONNX Runtime refuses two of one name
+
+
+class InMemory(Tensor):
+    """A tensor of no file."""
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.name, self.shape, self.dtype, self.place = "packed.weight", values.shape, "F32", "memory"
+        self._values = values
+
+    def rows(self, start: int, stop: int) -> np.ndarray[Any, Any]:
+        return self._values[start:stop]
+
+
+def test_parts_of_a_tensor_are_found_by_their_rows_however_they_are_rounded() -> None:
+    random = np.random.default_rng(3)
+    whole = random.normal(size=(24, 32)).astype(np.float32)
+    source = Source("packed.weight", InMemory(whole))
+    rounded = np.round(whole * 8) / 8
+    assert place_of(rounded[8:16], source) == 8
+    assert place_of(rounded[::3], source) is None  # its rows alternate with others'
+    assert has_rows_of(rounded[::3], source)
+    assert not has_rows_of(random.normal(size=(8, 32)).astype(np.float32), source)

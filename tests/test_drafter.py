@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -14,6 +15,7 @@ import pairs
 from checkpoints import edit_json
 from paritas import pair
 from paritas.checkpoint import open_checkpoint
+from paritas.diagnose.taps import read
 from paritas.drafters import read_drafter
 from paritas.errors import ParitasError
 from paritas.export import export
@@ -23,6 +25,7 @@ from paritas.runtime.assistant import Assistant, read_pairing
 from paritas.runtime.drafting import NoDrafts
 from paritas.runtime.generate import Generation, Plan, generate
 from paritas.runtime.package import open_package
+from paritas.runtime.proto import nodes
 from paritas.runtime.sampling import Greedy
 from paritas.runtime.session import RawSession
 from paritas.spec import Attention, Drafter
@@ -171,22 +174,47 @@ def test_what_does_not_belong_together_is_refused(target: Path, clusters: Path, 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_target_of_integers_keeps_the_table_that_its_drafter_reads(
-    target: Path, clusters: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("dtype", "quant", "table"),
+    [
+        ("int4", None, "model.embed_tokens.weight.int4"),
+        ("int4", "symmetric=yes,block=16", "model.embed_tokens.weight.int4"),
+        ("int8", None, "model.embed_tokens.weight.int8"),
+        ("int4", "keep32=embed_tokens", "model.embed_tokens.weight"),
+    ],
+)
+def test_a_drafter_is_given_the_rows_that_a_target_of_integers_takes(
+    target: Path, clusters: Path, tmp_path: Path, dtype: str, quant: str | None, table: str
 ) -> None:
-    def options(quant: str | None) -> Options:
-        return Options(drafter=clusters, recipe=recipe("int4", quant))
+    export(target, tmp_path / "package", TARGETS["ort"], Options(drafter=clusters, recipe=recipe(dtype, quant)))
+    package = open_package(tmp_path / "package")
+    pairing = read_pairing(package.folder)
+    assert pairing is not None
+    assert pairing.embedding == table
+    session = RawSession(package, threads=1, also=(pairing.hidden,))
+    guessing = Assistant(package, pairing, session, threads=1)
+    rows = next(node for node in nodes(package.proto) if table in node.input and "Gather" in node.op_type).output[0]
+    ids = [0, 7, 200]
+    (taken,) = read(package, ids, [rows]).passes  # what the runtime itself dequantises
+    want = taken[rows].reshape(len(ids), -1)[:, : guessing.embedded(0).size] * np.float32(pairing.scale)
+    assert np.array_equal(np.concatenate([guessing.embedded(token)[0] for token in ids]), want)
 
-    with pytest.raises(ParitasError, match=r"drafter-unsupported.*int4 in blocks") as refusal:
-        export(target, tmp_path / "package", TARGETS["ort"], options(None))
-    assert "--quant keep32=embed_tokens" in refusal.value.hint
+    def tokens(drafter: Any) -> Generation:
+        run = Generation(session, NoText(), [2, *range(5, 25)], Plan(Greedy(), frozenset(), 24, 0, drafter))  # pyright: ignore[reportArgumentType]
+        list(run)
+        return run
+
+    alone, helped = tokens(NoDrafts()), tokens(guessing)
+    assert helped.tokens == alone.tokens
+    assert helped.statistics.drafted > 0
+
+
+def test_a_target_of_narrow_caches_has_no_drafter(target: Path, clusters: Path, tmp_path: Path) -> None:
+    options = Options(drafter=clusters, recipe=recipe("int4"), provider="webgpu")
+    with pytest.raises(ParitasError, match=r"drafter-unsupported.*would be fp16") as refusal:
+        export(target, tmp_path / "package", TARGETS["ort"], options)
+    assert "--ep cpu" in refusal.value.hint
     assert not (tmp_path / "package").exists()
-    with pytest.raises(ParitasError, match=r"drafter-unsupported.*would be fp16"):
-        export(target, tmp_path / "package", TARGETS["ort"], replace(options("keep32=embed_tokens"), provider="webgpu"))
-    export(target, tmp_path / "package", TARGETS["ort"], options("keep32=embed_tokens"))
-    run = generate(open_package(tmp_path / "package"), "Hi", max_new_tokens=9, sampling=Greedy(), draft="assistant")
-    assert len("".join(run)) > 0
-    assert run.statistics.drafted > 0
 
 
 @pytest.mark.parametrize("operators", [*TARGETS])

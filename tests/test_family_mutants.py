@@ -16,10 +16,14 @@ from paritas.plan import Options
 from paritas.spec import (
     Activation,
     Attention,
+    Decoder,
     Dynamic,
     Layer,
     LongRope,
     Norms,
+    Packed,
+    Place,
+    QkNorm,
     Rope,
     Yarn,
 )
@@ -99,6 +103,24 @@ def keys_and_values_swapped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(attention_part, "_parts", wrong)
 
 
+def query_and_key_norms_swapped(patch: pytest.MonkeyPatch) -> None:
+    norm, other = attention_part._qk_norm, {"q_norm": "k_norm", "k_norm": "q_norm"}
+    patch.setattr(
+        attention_part, "_qk_norm", lambda graph, target, qk, name, *a: norm(graph, target, qk, other[name], *a)
+    )
+
+
+def full_last(spec: Decoder) -> Decoder:
+    """As most families have it that mix windows; CWM's is the other way round."""
+    return replace(spec, layers=tuple(reversed(spec.layers[:4])) + spec.layers[4:])
+
+
+def after_rope(attention: Attention) -> QkNorm:
+    assert attention.qk_norm is not None
+    return replace(attention.qk_norm, place=Place.AFTER_ROPE)
+
+
+BLOCKS = in_attention(packed=lambda _: Packed("query_key_value"))
 SHORT_ONLY = in_longrope(lambda scaling: replace(scaling, long=scaling.short))
 LONG_ONLY = in_longrope(lambda scaling: replace(scaling, short=scaling.long))
 NO_FACTOR = in_longrope(lambda scaling: replace(scaling, attention_factor=1.0))
@@ -123,9 +145,13 @@ MUTANTS: Mapping[str, Mutant] = {
         "gemma2", in_attention(window=lambda a: None if a.window else 8), MASK, 8, ONNX
     ),
     "uniform window ignored": Mutant("mistral-window", in_attention(window=lambda _: None), MASK, 8),
+    "last layer of four full, not the first": Mutant("cwm-pattern", in_spec(full_last), MASK, 8),
     "packed window ignored": Mutant("phi3-window", in_attention(window=lambda _: None), MASK, 8, ONNX),
     "window from the first layer on": Mutant("qwen2-window", in_attention(window=lambda _: 8), MASK, 8),
     "keys and values swapped": Mutant("phi3", keys_and_values_swapped, LONE, 0),
+    "rows by head read as blocks": Mutant("persimmon", BLOCKS, LONE, 0),
+    "LayerNorms of queries and keys swapped": Mutant("persimmon", query_and_key_norms_swapped, SECOND, 1, ONNX),
+    "LayerNorm of heads after RoPE": Mutant("persimmon", in_attention(qk_norm=after_rope), SECOND, 1),
     "residual multiplier lost": Mutant("granite", in_layers(lambda layer: replace(layer, residual_scale=1.0)), LONE, 0),
     "logits scale lost": Mutant("granite", in_spec(lambda spec: replace(spec, logits_scale=1.0)), LONE, 0, ONNX),
     "embedding multiplier lost": Mutant("granite", in_spec(lambda spec: replace(spec, embed_scale=1.0)), LONE, 0),

@@ -63,7 +63,7 @@ RIGHT: dict[str, Made] = {
     "int4, window and softcap": Made("gemma3", "ort", INT4),
     "int4, a table of int4 beside a head of fp32": Made("llama", "ort", blocks(4, 32, symmetric=False, table=True)),
     "int4, zero points of a half": Made("llama", "onnx", rounding.half_quadratic),
-    "int4, scales by search": Made("wide", "ort", rounding.searched),
+    "int4, scales by search": Made("llama-wide", "ort", rounding.searched),
     "int4, DequantizeLinear": Made("llama", "onnx", blocks(4, 32, symmetric=True, qdq=True)),
     "int8": Made("llama", "ort", blocks(8, 32, symmetric=True)),
     "int8, zero points": Made("gemma3", "onnx", blocks(8, 32, symmetric=False)),
@@ -273,7 +273,7 @@ def test_what_cannot_be_put_into_fp32_arithmetic_is_not_proven(
 
 
 def test_an_overflow_as_shipped_is_seen_although_the_graph_is_right(make: Callable[[Made], tuple[Path, Path]]) -> None:
-    evidence = judged(*make(Made("loud", "onnx", half())))
+    evidence = judged(*make(Made("llama-loud", "onnx", half())))
     verdicts = {record.id: record.verdict for record in evidence.probes}
     assert verdicts["short"] is Verdict.PROVEN
     assert verdicts["shipped"] is Verdict.DIVERGES

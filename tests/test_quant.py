@@ -1,5 +1,7 @@
 """Quantisers: what the integers stand for, how far that is from the weights, and that ONNX Runtime reads the same."""
 
+import tracemalloc
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -11,10 +13,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from paritas.checkpoint import Tensor
 from paritas.errors import ParitasError
+from paritas.preflight import memory_forecast
 from paritas.quant.grid import Grid, blocked
-from paritas.quant.packing import Packed, quantised
+from paritas.quant.packing import SCRATCH_BYTES, Packed, quantised
 from paritas.quant.recipe import Recipe, recipe
-from paritas.weights import Blocks, Float, Method, Stored, Weight
+from paritas.weights import BLOCK_BYTES, Blocks, Float, Method, Stored, Weight
 
 MICROSOFT = "com.microsoft"
 HOW = st.builds(
@@ -212,3 +215,24 @@ def test_which_matrices_keep_more() -> None:
     assert tied.storage("model.embed_tokens.weight", (331, 72)) == eight
     with pytest.raises(ParitasError, match="quant-wrong"):
         recipe("int4", "keep8=donw_proj").check_names(["model.layers.0.mlp.down_proj.weight"])
+
+
+@pytest.mark.parametrize("method", Method)
+def test_what_quantising_holds_is_foretold(method: Method) -> None:
+    how = Blocks(4, 16, symmetric=False, method=method)
+    made = Packed(Stored(Memory(np.ones((40_000, 512), np.float32))).stored_as(how))
+    assert made.zeros is not None
+    parts = {"integers": made.integers, "scales": made.scales, "zeros": made.zeros}
+    held = made.scales.bytes + made.zeros.bytes
+    assert sum(each.held for each in parts.values()) == held == 40_000 * (32 * 4 + 16)
+    tracemalloc.start()
+    try:
+        for part in parts.values():
+            for _ in part.blocks():
+                pass
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert held < most <= held + SCRATCH_BYTES + 2 * BLOCK_BYTES
+    exact = memory_forecast({"matrix": Stored(Memory(np.ones((1, 1), np.float32)))})
+    assert memory_forecast(parts) == exact + held + SCRATCH_BYTES

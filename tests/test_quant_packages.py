@@ -215,7 +215,13 @@ def test_the_range_of_fp16_is_measured_before_it_overflows(checkpoint: Callable[
     assert layers == set(range(7))
     assert all(0 < value < 65504 for value in ranges.values())
     with pytest.raises(ParitasError, match="fp16-overflow") as refusal:
-        export(checkpoint("loud"), tmp_path / "loud", TARGETS["ort"], options("loud", "fp16", None, "cuda"), proven)
+        export(
+            checkpoint("llama-loud"),
+            tmp_path / "loud",
+            TARGETS["ort"],
+            options("llama-loud", "fp16", None, "cuda"),
+            proven,
+        )
     assert "layers.0/mlp" in refusal.value.place
     assert not (tmp_path / "loud").exists()
 

@@ -13,12 +13,15 @@ from transformers import AutoModelForCausalLM
 import tiny
 from paritas.checkpoint import open_checkpoint
 from paritas.export import export
+from paritas.plan import Options
+from paritas.quant.recipe import recipe
+from paritas.runtime.held import read_held
 from paritas.runtime.package import open_package
 from paritas.targets import TARGETS
 from paritas.verify import run
 from paritas.verify.floor import FP64, REROUTED, SDPA, Noise, floors, strangers, usual_floor
 from paritas.verify.routing import Heard, Noises
-from paritas.verify.truth import Truths, find_truths
+from paritas.verify.truth import Stores, Truths, find_truths
 from paritas.verify.verdict import Verdict
 from test_experts import in_experts
 
@@ -81,6 +84,30 @@ def test_a_wrong_one_is_not(tied: tuple[Path, Truths], monkeypatch: pytest.Monke
     evidence = run.judge(open_package(tmp_path / "package"), truths, ("onnxruntime",))
     assert evidence.verdict is Verdict.DIVERGES
     assert {probe.id for probe in evidence.probes if probe.verdict is Verdict.DIVERGES} >= {"short", "long", "greedy"}
+
+
+def test_in_a_narrow_dtype_the_other_choice_is_in_the_floor_too(
+    tied: tuple[Path, Truths], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, _ = tied
+    options = Options(recipe=recipe("fp16"), provider="cuda")
+    export(folder, tmp_path / "right", TARGETS["ort"], options)
+    with monkeypatch.context() as patch:
+        in_experts(normalized=lambda _: False)(patch)
+        export(folder, tmp_path / "wrong", TARGETS["ort"], options)
+    right = open_package(tmp_path / "right")
+    stores = Stores(read_held(right.proto, right.model.parent), "fp16", "")
+    truths = find_truths(open_checkpoint(folder), power=False, stores=stores)
+    assert truths.rounded is not None
+    usual = float(np.median(np.concatenate(list(truths.rounded.noise.values()))))
+    for name in ("short", "long"):
+        assert truths.rounded.noise[name][0] < 3 * usual
+        assert truths.rounded.noise[name][POSITION] > 10 * usual
+    verdicts = dict[str, Verdict]()
+    for package in ("right", "wrong"):
+        evidence = run.judge(open_package(tmp_path / package), truths, ("onnxruntime",))
+        verdicts |= {package: probe.verdict for probe in evidence.probes if probe.id == "shipped"}
+    assert verdicts == {"right": Verdict.PROVEN, "wrong": Verdict.DIVERGES}
 
 
 def test_a_tie_is_what_rounding_can_turn_round() -> None:

@@ -198,8 +198,11 @@ def test_every_family_has_been_proven_on_every_target() -> None:
     from paritas.proven import proven
     from paritas.targets import TARGETS
     from paritas.verify.verdict import PROVEN_FLOORS
+    from tiny import of_family
 
     record = proven().families
     assert record.keys() == families().keys(), "python tools/prove_families.py"
+    for name, targets in record.items():
+        assert {each.checkpoints for each in targets.values()} == {tuple(of_family(name))}, f"prove {name} again"
     assert {name: set(targets) for name, targets in record.items()} == {name: set(TARGETS) for name in record}
     assert max(each.worst for targets in record.values() for each in targets.values()) <= PROVEN_FLOORS

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 import paritas.package.vocabulary as vocabulary
 from paritas.errors import ParitasError
-from paritas.package.tokenizer import tokenizer_files
+from paritas.package.tokenizer import read_tokenizer
 
 LETTERS = [*"abcdefgh", "é", "🦢", "\n", '"', "\\", "1", ",", "1,", '": {', "},", "]"]
 
@@ -38,19 +38,19 @@ def written(values: Any) -> bytes:
 
 def test_a_tokenizer_in_order_is_loaded_without_its_vocabulary(values: dict[str, Any]) -> None:
     whole = written(values)
-    rest = vocabulary.without_vocabulary(whole)
-    assert rest is not None
-    assert len(rest) < len(whole) / 4
-    told = json.loads(rest)
+    apart = vocabulary.taken_apart(whole)
+    assert apart is not None
+    assert len(apart.rest) < len(whole) / 4
+    told = json.loads(apart.rest)
     assert told["model"] == {**values["model"], "vocab": {}, "merges": []}
     assert {**told, "model": None} == {**values, "model": None}
-    assert tokenizer_files({"tokenizer.json": whole}, "here") == {"tokenizer.json": whole}
+    assert read_tokenizer(whole, "here") == vocabulary.described(whole)
 
 
 def test_merges_of_older_files_are_read_too(values: dict[str, Any]) -> None:
     pairs = [pair for pair in values["model"]["merges"] if not any(" " in part for part in pair)]
     values["model"]["merges"] = [" ".join(pair) for pair in pairs]
-    assert vocabulary.without_vocabulary(written(values)) is not None
+    assert vocabulary.taken_apart(written(values)) is not None
 
 
 def into(key: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
@@ -77,11 +77,11 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], None]] = {
 def test_a_tokenizer_out_of_order_is_refused(values: dict[str, Any], damage: str) -> None:
     DAMAGES[damage](values)
     whole = written(values)
-    assert vocabulary.without_vocabulary(whole) is None
+    assert vocabulary.taken_apart(whole) is None
     with pytest.raises(Exception, match=r".*"):
         Tokenizer.from_str(whole.decode())
     with pytest.raises(ParitasError, match="tokenizer-corrupt"):
-        tokenizer_files({"tokenizer.json": whole}, "here")
+        read_tokenizer(whole, "here")
 
 
 @pytest.mark.parametrize(
@@ -95,16 +95,16 @@ def test_a_tokenizer_out_of_order_is_refused(values: dict[str, Any], damage: str
 )
 def test_what_is_wrong_beside_the_vocabulary_is_seen(values: dict[str, Any], change: dict[str, Any]) -> None:
     whole = written({**values, **change})
-    assert vocabulary.without_vocabulary(whole) is not None
+    assert vocabulary.taken_apart(whole) is not None
     with pytest.raises(ParitasError, match="tokenizer-corrupt"):
-        tokenizer_files({"tokenizer.json": whole}, "here")
+        read_tokenizer(whole, "here")
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.9, 0.999])
 def test_a_file_that_is_cut_is_refused(values: dict[str, Any], keep: float) -> None:
     whole = written(values)
     with pytest.raises(ParitasError, match="tokenizer-corrupt"):
-        tokenizer_files({"tokenizer.json": whole[: int(len(whole) * keep)]}, "here")
+        read_tokenizer(whole[: int(len(whole) * keep)], "here")
 
 
 @pytest.mark.parametrize(
@@ -116,4 +116,4 @@ def test_a_file_that_is_cut_is_refused(values: dict[str, Any], keep: float) -> N
     ],
 )
 def test_every_other_file_is_loaded_whole(values: dict[str, Any], change: Callable[[Any], bytes]) -> None:
-    assert vocabulary.without_vocabulary(change(values)) is None
+    assert vocabulary.taken_apart(change(values)) is None

@@ -185,6 +185,11 @@ def every() -> Mapping[str, Callable[[Path], None]]:
     return found
 
 
+def of_family(model_type: str) -> list[str]:
+    """Names of the tiny checkpoints of a family: they begin with its ``model_type``, without Gemma's ``_text``."""
+    return [name for name in every() if name.split("-")[0] == model_type.removesuffix("_text")]
+
+
 def save(folder: Path, config: PreTrainedConfig, template: str, eos: list[int]) -> None:
     """Model, tokenizer and generation defaults, each written by transformers."""
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

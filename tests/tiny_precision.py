@@ -20,6 +20,6 @@ def loud(folder: Path) -> None:
 
 
 CHECKPOINTS: dict[str, Callable[[Path], None]] = {
-    "wide": partial(tiny_llama, hidden_size=128, intermediate_size=192, num_attention_heads=8),
-    "loud": loud,
+    "llama-wide": partial(tiny_llama, hidden_size=128, intermediate_size=192, num_attention_heads=8),
+    "llama-loud": loud,
 }

@@ -15,6 +15,7 @@ from transformers import (
     ArceeConfig,
     Cohere2Config,
     CohereConfig,
+    CwmConfig,
     Ernie4_5Config,
     Exaone4Config,
     ExaoneConfig,
@@ -31,6 +32,7 @@ from transformers import (
     MinistralConfig,
     Olmo3Config,
     OlmoConfig,
+    PersimmonConfig,
     PhiConfig,
     SeedOssConfig,
     StableLmConfig,
@@ -59,6 +61,7 @@ WINDOWS = {
 COHERE = changed(LAYER_NORM, logit_scale=0.37)
 OLMO3_ROPES = {"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 700.0}}
 NEOX = changed(LAYER_NORM, "head_dim", "num_key_value_heads", num_attention_heads=3, **UNTIED)
+PERSIMMON = changed(NEOX, "tie_word_embeddings")
 STABLE = changed(LAYER_NORM, "head_dim", hidden_size=96, use_qkv_bias=True)
 STARCODER = changed(COMMON, "rms_norm_eps", norm_epsilon=3e-5)
 FALCON = changed(
@@ -161,6 +164,12 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
     "cohere": of(CohereConfig, **COHERE, attention_bias=True, use_qk_norm=True),
     "cohere-plain": of(CohereConfig, **changed(COHERE, rope_parameters=LLAMA3), **UNTIED),
     "cohere2": of(Cohere2Config, **COHERE, **WINDOWS, attention_bias=True),
+    "cwm": of(
+        CwmConfig, **changed(COMMON, hidden_size=102, rope_parameters=LLAMA3), **UNTIED, **WINDOWS, mlp_bias=True
+    ),
+    "cwm-pattern": of(
+        CwmConfig, **changed(COMMON, hidden_size=96, num_hidden_layers=5), **UNTIED, sliding_window=WINDOW
+    ),
     "glm": of(GlmConfig, **changed(COMMON, head_dim=32, rope_parameters=partial(0.5)), **UNTIED),
     "glm-transformers-4": rewritten(
         of(GlmConfig, **changed(COMMON, rope_parameters=partial(0.5)), **UNTIED), config=flat_rope("rope_theta")
@@ -178,6 +187,14 @@ CHECKPOINTS: dict[str, Callable[[Path], None]] = {
         pythia,
         PYTHIA_BUFFERS,
         flat_rope("rotary_emb_base", "rotary_pct"),
+    ),
+    "persimmon": of(PersimmonConfig, **changed(PERSIMMON, rope_parameters=partial(0.5))),
+    "persimmon-plain": of(
+        PersimmonConfig,
+        **changed(PERSIMMON, hidden_size=96, rope_parameters=LLAMA3 | {"partial_rotary_factor": 0.25}),
+        tie_word_embeddings=True,
+        qk_layernorm=False,
+        hidden_act="gelu",
     ),
     "stablelm": of(StableLmConfig, **changed(STABLE, rope_parameters=partial(0.25)), **UNTIED),
     "stablelm-12b": of(

@@ -1,9 +1,10 @@
 """Prove every family on its tiny checkpoints, on every target, and write what `paritas families` shows.
 
-    python tools/prove_families.py [--only NAME ...] [--jobs 2]
+    python tools/prove_families.py [--only MODEL_TYPE ...] [--jobs 2]
 
 Writes src/paritas/proven.json: for each model_type and target the worst difference of every probe, in floors,
-over all of its checkpoints (tests/tiny*.py). Nothing is written if one is not proven.
+over all of its checkpoints (tests/tiny*.py). Nothing is written if one is not proven. With --only, what is known of the
+other families stays.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +39,17 @@ class Proof:
 def main() -> None:
     """Prove, print a line each, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="of tests/tiny*.py; prints, and writes nothing")
+    parser.add_argument("--only", nargs="+", metavar="MODEL_TYPE", help="prove these families alone")
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.path.insert(0, str(ROOT / "tests"))
     import tiny
 
-    names = given.only or list(tiny.every())
+    if unknown := [each for each in given.only or () if not tiny.of_family(each)]:
+        raise SystemExit(f"no checkpoint in tests/tiny*.py begins with {', '.join(unknown)}")
+    names = [name for each in given.only for name in tiny.of_family(each)] if given.only else list(tiny.every())
+    others = known() if given.only else {}
     proofs: list[Proof] = []
     with ProcessPoolExecutor(given.jobs) as pool:
         for found in pool.map(prove, names):
@@ -55,8 +60,21 @@ def main() -> None:
     wrong = [f"{each.checkpoint} on {each.target}" for each in proofs if each.verdict != "proven"]
     if wrong:
         raise SystemExit(f"not proven: {', '.join(wrong)}")
-    if not given.only:
-        OUT.write_text(json.dumps(record(proofs), indent=1) + "\n", encoding="utf-8")
+    told = {"versions": versions(), "families": dict(sorted((others | record(proofs)).items()))}
+    OUT.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def versions() -> dict[str, str]:
+    """Of what is measured with."""
+    return {name: version(name).partition("+")[0] for name in PACKAGES}
+
+
+def known() -> dict[str, Any]:
+    """The record's families; it has to be of the versions that are here."""
+    told = json.loads(OUT.read_text(encoding="utf-8"))
+    if told["versions"] != versions():
+        raise SystemExit(f"the record is of {told['versions']}, here is {versions()}: prove every family")
+    return dict(told["families"])
 
 
 def prove(name: str) -> list[Proof]:
@@ -96,26 +114,21 @@ def _on(target: str, name: str, path: Path, truths: Any) -> Iterator[Proof]:
 
 def record(proofs: list[Proof]) -> dict[str, Any]:
     """The worst of every probe of each family and target."""
-    from importlib.metadata import version
-
     together: dict[str, dict[str, list[Proof]]] = defaultdict(lambda: defaultdict(list))
     for proof in proofs:
         together[proof.model_type][proof.target].append(proof)
     return {
-        "versions": {name: version(name).partition("+")[0] for name in PACKAGES},
-        "families": {
-            family: {
-                target: {
-                    "checkpoints": [each.checkpoint for each in found],
-                    "probes": {
-                        probe: max(each.probes.get(probe, 0.0) for each in found)
-                        for probe in sorted({probe for each in found for probe in each.probes})
-                    },
-                }
-                for target, found in targets.items()
+        family: {
+            target: {
+                "checkpoints": [each.checkpoint for each in found],
+                "probes": {
+                    probe: max(each.probes.get(probe, 0.0) for each in found)
+                    for probe in sorted({probe for each in found for probe in each.probes})
+                },
             }
-            for family, targets in sorted(together.items())
-        },
+            for target, found in targets.items()
+        }
+        for family, targets in together.items()
     }
 
 

@@ -22,6 +22,7 @@ from paritas.commands.shrink import shrink
 from paritas.commands.tap import tap
 from paritas.commands.verify import verify
 from paritas.errors import Exit
+from paritas.late import import_late
 
 app = typer.Typer(
     cls=usage.Commands,
@@ -49,6 +50,7 @@ def _version(  # pyright: ignore[reportUnusedFunction]
 
 def main() -> None:
     """The `paritas` command."""
+    import_late()
     for name in ("SIGTERM", "SIGHUP"):  # as Ctrl-C: what is half done is removed on the way out
         if (number := getattr(signal, name, None)) and signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +13,6 @@ import paritas
 from paritas import providers
 from paritas.checkpoint import Checkpoint, open_checkpoint
 from paritas.layout import Layout
-from paritas.measuring.budget import within_budget
-from paritas.measuring.ranges import fp16_ranges
 from paritas.metadata.dialect import Dialect
 from paritas.metadata.write import Facts, write_metadata
 from paritas.package.card import card
@@ -21,6 +20,8 @@ from paritas.package.data import write_data
 from paritas.package.link import Linked, link_weights, record
 from paritas.package.model import DATA, MODEL, write_model
 from paritas.package.staging import check_output, publish, staging
+from paritas.package.tokenizer import reading
+from paritas.package.vocabulary import Vocabulary
 from paritas.pair import plan_drafter, write_drafter
 from paritas.peak import memory, peak_memory
 from paritas.plan import Options, Plan, prepare
@@ -92,16 +93,20 @@ def export(
     measured = 4 * plan.parameters if _is_measured(plan, options, prove) else 0
     check_resources(out, plan.bytes + measured + (drafter.bytes if drafter else 0), plan.graph.weights)
     expected = memory_forecast(plan.graph.weights, plan.files) + _mapped(plan.checkpoint)
-    with staging(out) as folder:
+    with staging(out) as folder, reading(plan.files, str(plan.checkpoint.path)) as tokenizer:
+        progress = _failing_with(tokenizer, progress)
         plan, budget = _within_budget(plan, options, folder, progress)
         write_package(plan, folder, progress)
         if budget is not None:
             _write_json(folder / "evidence" / "budget.json", budget)
         if prove is not None and plan.recipe.dtype == Float.FP16:
-            _write_json(folder / "evidence" / "ranges.json", fp16_ranges(_in_fp32(plan, options), folder))
+            _write_ranges(plan, options, folder)
         if drafter is not None:
             write_drafter(drafter, folder, lambda count: progress("writing the drafter", count, drafter.bytes))
-        _write_json(folder / "evidence" / "inference_metadata.json", describe(plan, folder, options.metadata))
+        _write_json(
+            folder / "evidence" / "inference_metadata.json",
+            describe(plan, folder, options.metadata, tokenizer.result()),
+        )
         seconds, taken = time.perf_counter() - started, peak_memory() - before
         verdict = NOT_TESTED if prove is None else prove(folder)
         (folder / "README.md").write_text(card(_facts(plan, out.name, verdict)), encoding="utf-8")
@@ -119,8 +124,16 @@ def _within_budget(
     """The plan with bits chosen for each matrix, and the record of the choice, if there is a budget."""
     if options.budget is None:
         return plan, None
+    from paritas.measuring.budget import within_budget  # measuring runs a package, as few exports have to
+
     chosen, record = within_budget(_in_fp32(plan, options), plan.recipe, options.budget, folder, progress)
     return prepare(plan.checkpoint, plan.target, replace(options, recipe=chosen)), record
+
+
+def _write_ranges(plan: Plan, options: Options, folder: Path) -> None:
+    from paritas.measuring.ranges import fp16_ranges
+
+    _write_json(folder / "evidence" / "ranges.json", fp16_ranges(_in_fp32(plan, options), folder))
 
 
 def _is_measured(plan: Plan, options: Options, prove: object) -> bool:
@@ -158,10 +171,21 @@ def write_package(plan: Plan, folder: Path, progress: Progress) -> None:
     _write_json(folder / "evidence" / "export.json", _record(plan, digest, linked, time.perf_counter() - started))
 
 
-def describe(plan: Plan, folder: Path, dialect: Dialect) -> dict[str, Any]:
+def _failing_with(check: Future[Any], progress: Progress) -> Progress:
+    """The same, and what the check finds wrong stops the work at its next step."""
+
+    def told(step: str, done: int, total: int) -> None:
+        if check.done():
+            check.result()
+        progress(step, done, total)
+
+    return told
+
+
+def describe(plan: Plan, folder: Path, dialect: Dialect, vocabulary: Vocabulary | None) -> dict[str, Any]:
     """inference_metadata.yaml of the graphs that were saved; gives the record of it."""
     ids = {key: plan.runtime_config["model"].get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    facts = Facts(plan.spec, plan.context, ids, plan.checkpoint.generation, tuple(plan.lost_defaults))
+    facts = Facts(plan.spec, plan.context, ids, plan.checkpoint.generation, vocabulary, tuple(plan.lost_defaults))
     return asdict(write_metadata(folder, MODEL, facts, dialect))
 
 
@@ -183,6 +207,7 @@ def _record(plan: Plan, digest: str, linked: Sequence[Linked], seconds: float) -
         "context": plan.context,
         "parameters": plan.parameters,
         "layout": plan.layout,
+        "sliding_cache": plan.sliding_cache,
         "data_sha256": digest,
         "linked": record(linked),
         "seconds": round(seconds, 2),

@@ -19,6 +19,7 @@ from paritas.package.data import write_data
 from paritas.package.model import DATA, write_model
 from paritas.plan import Plan
 from paritas.spec import Drafter
+from paritas.targets.blocks import integers_name
 from paritas.targets.onnx import OnnxTarget
 from paritas.weights import Blocks, Float
 
@@ -69,7 +70,7 @@ def plan_drafter(checkpoint: Checkpoint, target: Plan) -> DrafterPlan:
     }
     pairing = {
         "hidden": f"hidden_states.{len(target.spec.layers) - 1}",
-        "embedding": EMBEDDING,
+        "embedding": _table(target),
         "scale": target.spec.embed_scale,
         "borrowed": borrowed,
         "width": int(checkpoint.generation.get("num_assistant_tokens") or WIDTH),
@@ -78,20 +79,19 @@ def plan_drafter(checkpoint: Checkpoint, target: Plan) -> DrafterPlan:
 
 
 def _check_precision(target: Plan) -> None:
-    """A drafter takes the target's caches in fp32, and rows of its table, which has to lie in the file as numbers."""
+    """A drafter takes the target's caches, and they have to be of fp32."""
     if (narrow := target.recipe.activations) is not Float.FP32:
         raise Unsupported(
             "drafter-unsupported",
             f"a drafter computes in fp32, and the target's keys and values would be {narrow}",
             hint="Export the pair for --ep cpu, or leave --drafter out.",
         )
-    if isinstance(stored := target.graph.matrices[EMBEDDING].storage, Blocks):
-        raise Unsupported(
-            "drafter-unsupported",
-            f"a drafter is given rows of the target's embedding, which would be stored in {stored}",
-            place=EMBEDDING,
-            hint="--quant keep32=embed_tokens keeps that table as it is.",
-        )
+
+
+def _table(target: Plan) -> str:
+    """The initializer of the target of which a drafter is given rows, dequantised where it is stored in integers."""
+    stored = target.graph.matrices[EMBEDDING].storage
+    return integers_name(EMBEDDING, stored) if isinstance(stored, Blocks) else EMBEDDING
 
 
 def write_drafter(plan: DrafterPlan, package: Path, advance: Callable[[int], None]) -> None:

@@ -24,7 +24,8 @@ from paritas.package.genai_config import genai_config, token_ids
 from paritas.package.tokenizer import tokenizer_files
 from paritas.quant.recipe import Recipe
 from paritas.spec import Decoder
-from paritas.targets import Target
+from paritas.targets import Target, sliding
+from paritas.targets.sliding import SlidingCache
 from paritas.weights import Stack, Weight
 
 
@@ -48,6 +49,7 @@ class Options:
         metadata: which inference_metadata.yaml the package gets.
         last_logits: the graph gives the logits of the last position alone, unless a call asks for more.
         layout: how the matrices of fp32 lie, and where.
+        sliding_cache: what layers with a window keep.
     """
 
     text_only: bool = False
@@ -65,6 +67,7 @@ class Options:
     metadata: Dialect = Dialect.DEFAULT
     last_logits: bool = False
     layout: Layout = Layout.FAST
+    sliding_cache: SlidingCache = SlidingCache.FULL
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Plan:
     runtime_config: Mapping[str, Any]
     lost_defaults: Mapping[str, Any]
     layout: Layout
+    sliding_cache: SlidingCache
 
     @property
     def model_type(self) -> str:
@@ -137,10 +141,9 @@ def prepare(checkpoint: Checkpoint, target: Target, options: Options) -> Plan:
     target.check(spec)
     recipe = _recipe(options, spec, target)
     target = layout.target_for(options.layout, target, recipe)
-    context = _context(spec, options.context)
-    tensors = account.renamed(checkpoint.tensors, family.RENAMES)
+    tensors, context = account.renamed(checkpoint.tensors, family.RENAMES), _context(spec, options.context)
     graph = _graph(tensors, spec, target, recipe, context, options)
-    rules = [*family.DROPPED, *((pattern, "declared without effect (--drop)") for pattern in options.drop)]
+    windowed = _windowed(graph, spec, target, context, options)
     runtime_config, lost = genai_config(
         graph.ir,
         spec,
@@ -150,6 +153,7 @@ def prepare(checkpoint: Checkpoint, target: Target, options: Options) -> Plan:
         shared_buffer=target.shares_cache_buffers(spec),
         context=context,
         session_options=_session_options(options),
+        windowed=windowed,
     )
     return Plan(
         checkpoint=checkpoint,
@@ -159,12 +163,13 @@ def prepare(checkpoint: Checkpoint, target: Target, options: Options) -> Plan:
         recipe=recipe,
         provider=options.provider,
         context=context,
-        dropped=account.dropped(tensors, graph.weights, spec, rules),
+        dropped=account.dropped(tensors, graph.weights, spec, [*family.DROPPED, *_dropping(options)]),
         ignored_keys=ignored,
         files=tokenizer_files(checkpoint.tokenizer_files, str(checkpoint.path)) if options.tokenizer else {},
         runtime_config=runtime_config,
         lost_defaults=lost,
         layout=options.layout,
+        sliding_cache=options.sliding_cache,
     )
 
 
@@ -176,6 +181,26 @@ def _graph(
     narrow(graph, recipe.activations)
     recipe.check_names(graph.matrices)
     return graph
+
+
+def _dropping(options: Options) -> Sequence[tuple[str, str]]:
+    """Rules of the command line."""
+    return [(pattern, "declared without effect (--drop)") for pattern in options.drop]
+
+
+def _windowed(graph: Graph, spec: Decoder, target: Target, context: int, options: Options) -> Sequence[int]:
+    """The layers whose caches keep to their window; the graph is changed for it."""
+    if options.sliding_cache is SlidingCache.FULL:
+        return ()
+    if options.drafter is not None:
+        raise Unsupported(
+            "sliding-cache-unsupported",
+            "the caches cannot keep to a window: the drafter looks at keys that have left it",
+            hint="Leave --sliding-cache out.",
+        )
+    layers, window = sliding.windows(target, spec, context, options.provider)
+    sliding.keep_to_windows(graph, window)
+    return layers
 
 
 def _session_options(options: Options) -> dict[str, Any]:

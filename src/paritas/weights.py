@@ -79,12 +79,14 @@ class Weight(ABC):
         shape: of the result.
         sources: names of the checkpoint tensors it is made of; empty for a computed table.
         whole: it has to be in memory at once.
+        held: bytes of the result that lie in memory from when another weight is written until it is.
         storage: how it is stored.
     """
 
     shape: tuple[int, ...]
     sources: tuple[str, ...]
     whole: bool = False
+    held: int = 0
     storage: Storage = Float.FP32
 
     @abstractmethod

@@ -5,6 +5,7 @@ Nothing in ``paritas.diagnose`` knows of it. ``python benchmarks/corpus.py`` pri
 
 from mutants.blind import BLIND
 from mutants.controls import CONTROLS
+from mutants.gemmas import GEMMAS
 from mutants.known import KNOWN
 from mutants.more import MORE
 from mutants.mutant import Control, Mutant, Topic
@@ -12,7 +13,9 @@ from mutants.others import OTHERS
 from mutants.pairs import PAIRS
 from mutants.reduced import REDUCED
 
-MUTANTS: dict[str, Mutant] = {mutant.name: mutant for mutant in (*BLIND, *KNOWN, *MORE, *OTHERS, *PAIRS, *REDUCED)}
+MUTANTS: dict[str, Mutant] = {
+    mutant.name: mutant for mutant in (*BLIND, *KNOWN, *MORE, *OTHERS, *PAIRS, *REDUCED, *GEMMAS)
+}
 """By name."""
 
 RIGHT: dict[str, Control] = {control.name: control for control in CONTROLS}

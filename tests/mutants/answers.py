@@ -7,6 +7,7 @@ the code of a parameter whose value is told, and of which no usual mistake of ex
 import re
 from collections.abc import Sequence
 
+from mutants.gemmas import ANSWERS
 from mutants.mutant import Mutant, Topic
 
 OF_A_TOPIC = {
@@ -34,6 +35,7 @@ BIAS = r"bias"
 SWAPPED = r"weight-of-another|qk-norms-swapped"
 
 OF_A_KIND: dict[str, Sequence[str]] = {
+    **ANSWERS,
     # blind
     "rows of k alone interleaved": [r"rotary-rows|weight-rows|rope-pairing"],
     "queries rotated one position ahead of keys": [r"position"],
@@ -69,6 +71,11 @@ OF_A_KIND: dict[str, Sequence[str]] = {
     "scores not capped": [r"attention-softcap"],
     "scores capped at another value": [r"attention-softcap"],
     "keys and values swapped": [r"weight-of-another"],
+    "norm of the other half's sum": [r"norms-exchanged"],
+    "two norms exchanged": [r"norms-exchanged"],
+    "rows by head read as blocks": [r"weight-|heads"],
+    "LayerNorms of queries and keys swapped": [r"norms-exchanged|bias-misplaced|qk-norms-swapped"],
+    "LayerNorm of heads after RoPE": [r"qk-norm"],
     "residual multiplier lost": [r"residual-multiplier"],
     "logits scale lost": [r"logit-factor"],
     "embedding multiplier lost": [EMBEDDING],
@@ -106,6 +113,8 @@ OF_A_KIND: dict[str, Sequence[str]] = {
     "as released: embedding scale, attention scale, softcap": [EMBEDDING, SCALE, SOFTCAP],
     "as released: and one RoPE for all layers, no window": [EMBEDDING, SCALE, SOFTCAP, r"rope-", WINDOW],
     "as released: scores not capped": [r"attention-softcap"],
+    "the stream added twice behind attention": [r"residual"],
+    "the stream added twice for a norm alone": [r"residual"],
     # pairs
     "1 + weight in bf16, embedding scale rounded": [OFFSET, EMBEDDING],
     "theta of the class, window one too long": [THETA, WINDOW],

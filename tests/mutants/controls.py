@@ -221,6 +221,47 @@ ROUNDED: dict[str, tuple[Change, Sequence[tuple[str, str]]]] = {
     "int8": (blocks(8, 32, symmetric=True), [("olmo2", "ort")]),
     "fp16": (half(), [("llama", "ort"), ("llama-biased", "onnx")]),
 }
+EXPORTED_AS: dict[str, Sequence[str]] = {
+    "int4": (
+        "llama",
+        "mistral-window",
+        "gemma2",
+        "gemma3",
+        "qwen2",
+        "qwen3-yarn",
+        "granite",
+        "phi3-longrope",
+        "smollm3",
+        "cohere2",
+        "glm4",
+        "lfm2",
+        "mixtral",
+        "qwen2_moe",
+        "gpt_oss",
+        "gptj",
+        "falcon-new",
+        "starcoder2",
+        "exaone4",
+        "hyperclovax",
+    ),
+    "int8": ("llama-biased", "olmo2", "stablelm", "qwen3_moe", "apertus"),
+    "fp16": (
+        "llama-yarn",
+        "gemma",
+        "gemma3-multimodal",
+        "qwen2-window",
+        "qwen3",
+        "phi",
+        "nemotron",
+        "olmo-clip",
+        "helium",
+        "gpt_neox",
+        "olmoe",
+        "falcon",
+        "seed_oss",
+    ),
+    "bf16": ("llama-linear", "granitemoe", "jais2"),
+}
 KEPT_RIGHT = (
     ("kept-llama", "builder"),
     ("kept-llama", "mobius"),
@@ -235,7 +276,12 @@ def _controls() -> tuple[Control, ...]:
     peers = [Control("as released", checkpoint, exporter) for checkpoint, exporter in KEPT_RIGHT]
     same = [Control(what, *where, graph=graph) for what, (graph, places) in SAME.items() for where in places]
     rounded = [Control(what, *where, rounded=how) for what, (how, places) in ROUNDED.items() for where in places]
-    return (*same, *peers, *rounded, *ours)
+    narrow = [
+        Control(f"exported as {dtype}", name, "ort", dtype=dtype)
+        for dtype, names in EXPORTED_AS.items()
+        for name in names
+    ]
+    return (*same, *peers, *rounded, *narrow, *ours)
 
 
 CONTROLS = _controls()

@@ -59,9 +59,13 @@ PLACES: dict[str, Where] = {
     "scores capped at another value": (Topic.ATTENTION, ATTENTION, None),
     "window on the other layers": (Topic.MASK, ATTENTION, None),
     "uniform window ignored": (Topic.MASK, ATTENTION, None),
+    "last layer of four full, not the first": (Topic.MASK, ATTENTION, None),
     "packed window ignored": (Topic.MASK, ATTENTION, None),
     "window from the first layer on": (Topic.MASK, ATTENTION, (0,)),
     "keys and values swapped": (Topic.WEIGHT, PROJECTIONS, None),
+    "rows by head read as blocks": (Topic.WEIGHT, r"self_attn(\.(query_key_value|[qkv]_proj)|\[)", None),
+    "LayerNorms of queries and keys swapped": (Topic.NORM, r"self_attn(\.[qk]_(layer)?norm|\[)", None),
+    "LayerNorm of heads after RoPE": (Topic.NORM, r"self_attn(\.[qk]_(layer)?norm|\[)", None),
     "residual multiplier lost": (Topic.NUMBER, r"\[residual|\[to|norm|mlp|o_proj", None),
     "logits scale lost": (Topic.NUMBER, r"lm_head|logits", None),
     "logits divided, as Granite's are": (Topic.NUMBER, r"lm_head|logits", None),
@@ -104,7 +108,6 @@ SEEN = {
 
 def _mutants() -> tuple[Mutant, ...]:
     every = {**test_mutants.MUTANTS, **test_family_mutants.MUTANTS}
-    assert every.keys() == PLACES.keys(), every.keys() ^ PLACES.keys()
     return tuple(
         Mutant(
             kind=kind,
@@ -118,6 +121,7 @@ def _mutants() -> tuple[Mutant, ...]:
             seen=SEEN.get(kind, ""),
         )
         for kind, known in every.items()
+        if kind in PLACES  # a test holds that all are
     )
 
 

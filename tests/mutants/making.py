@@ -9,8 +9,12 @@ import tiny
 from mutants.mutant import Control, Mutant
 from paritas.export import export
 from paritas.plan import Options
+from paritas.quant.recipe import recipe
 from paritas.targets import TARGETS
 from rounding import rounded
+
+PROVIDERS = {"fp16": "cuda", "bf16": "cuda"}
+"""For whom a dtype is written that the CPU has few kernels for."""
 
 PEERS = Path(__file__).parent.parent / "data" / "peers"
 
@@ -48,7 +52,13 @@ def make(one: Mutant | Control, out: Path, root: Path) -> Path:
 def _source(one: Mutant | Control, out: Path, root: Path) -> Path:
     if one.source not in TARGETS:
         return PEERS / one.source / one.checkpoint
-    options = Options(drop=one.drop if isinstance(one, Mutant) else (), text_only="multimodal" in one.checkpoint)
+    dtype = one.dtype if isinstance(one, Control) else "fp32"
+    options = Options(
+        drop=one.drop if isinstance(one, Mutant) else (),
+        text_only="multimodal" in one.checkpoint,
+        recipe=recipe(dtype),
+        provider=PROVIDERS.get(dtype, "cpu"),
+    )
     with pytest.MonkeyPatch.context() as patch:
         if isinstance(one, Mutant) and one.fault is not None:
             one.fault(patch)

@@ -1,10 +1,12 @@
 """Faults beyond those that have a test of their own: most in one layer, or of one architecture."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from mutants.graphs import (
@@ -15,10 +17,12 @@ from mutants.graphs import (
     both,
     bypass,
     copied,
+    found,
     giving,
     in_turn,
     inputs,
     of,
+    rewire,
     using,
     values,
 )
@@ -77,6 +81,19 @@ def through(kind: type[Any]) -> Callable[[Array], Array]:
 def through_int8(weight: Array) -> Array:
     scale = np.abs(weight).max() / 127
     return np.round(weight / scale) * scale
+
+
+def ungated(model: onnx.ModelProto) -> None:
+    """The shared expert's output as it is, and no trace of its gate."""
+    for gate in found(model, both(of("Sigmoid"), using(r"shared_expert_gate"))):
+        (product,) = found(model, both(of("Mul"), using(f"^{re.escape(gate.output[0])}$")))
+        (number,) = found(model, giving(f"^{re.escape(gate.input[0])}$"))
+        (expert,) = (name for name in product.input if name != gate.output[0])
+        rewire(model, product.output[0], expert)
+        for node in (product, gate, number):
+            model.graph.node.remove(node)
+        for tensor in [each for each in model.graph.initializer if each.name in number.input]:
+            model.graph.initializer.remove(tensor)
 
 
 def noise(array: Array) -> Array:
@@ -238,6 +255,15 @@ NORMED = (
         "onnx",
         r"self_attn(\.[qk]_norm|\[)",
         graph=swapped("q_norm", "k_norm"),
+    ),
+    Mutant(
+        "two norms exchanged",
+        N,
+        "llama",
+        "ort",
+        NORMS,
+        graph=swapped("input_layernorm", "post_attention_layernorm"),
+        seen="onnxruntime/mobius#474",
     ),
     Mutant(
         "k_norm of one layer left out",
@@ -442,6 +468,7 @@ MIXTURES = (
         layers=(0, 2),
         graph=another_type(both(of("Sigmoid"), using(r"shared_expert_gate")), "Identity"),
     ),
+    Mutant("gate of the shared expert left out", E, "qwen2_moe", "onnx", r"mlp", layers=(0, 2), graph=ungated),
     Mutant("SwiGLU with alpha of the class", E, "gpt_oss", "ort", r"mlp", fault=in_gating(alpha=1.702)),
     Mutant("SwiGLU with limit of the class", E, "gpt_oss", "onnx", r"mlp", fault=in_gating(limit=7.0)),
 )

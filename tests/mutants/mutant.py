@@ -74,7 +74,8 @@ class Control:
         what: makes it unusual.
         checkpoint, source: as of a mutant.
         graph: what is done to the graph without changing what it computes.
-        rounded: how it is rounded, if it is of less than fp32.
+        rounded: how it is rounded, if it is of less than fp32, and not by its own exporter.
+        dtype: that our export is asked for.
     """
 
     what: str
@@ -82,6 +83,12 @@ class Control:
     source: str
     graph: Change | None = None
     rounded: Change | None = None
+    dtype: str = "fp32"
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether it is what an exporter wrote: then nothing in it may look like a fault, in whichever place."""
+        return self.graph is None
 
     @property
     def name(self) -> str:

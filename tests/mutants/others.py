@@ -1,8 +1,9 @@
 """Other exporters' packages: wrong ones as they were released, and right ones that are broken here."""
 
 import numpy as np
+import onnx
 
-from mutants.graphs import attributes, both, copied, giving, in_turn, of, using, values
+from mutants.graphs import attributes, before, both, copied, found, giving, in_turn, of, rewire, using, values
 from mutants.known import ATTENTION, NORMS, ROTATION
 from mutants.mutant import Mutant, Topic
 from rounding import swapped
@@ -19,6 +20,20 @@ def keys_and_values_exchanged(packed: np.ndarray) -> np.ndarray:
 
 def angles_of(theta: float) -> np.ndarray:
     return np.arange(128)[:, None] * theta ** -(np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+
+
+SKIP = both(of("SkipSimplifiedLayerNormalization"), giving(r"layers\.1/post_attention_layernorm"))
+
+
+def sum_of_the_single(model: onnx.ModelProto) -> None:
+    """The sum that goes on is of the stream as it was, not of its double, which the norm alone takes."""
+    (node,) = found(model, SKIP)
+    (double,) = (each for each in model.graph.node if node.input[0] in each.output)
+    total = node.output[3]
+    rewire(model, total, f"{total}.single")
+    node.output[3] = f"{total}.unused"
+    added = onnx.helper.make_node("Add", [double.input[0], node.input[1]], [f"{total}.single"])
+    model.graph.node.insert(list(model.graph.node).index(node), added)
 
 
 EXCHANGED = values(r"layers\.1\.attn\.qkv_proj\.MatMul\.weight$", keys_and_values_exchanged)
@@ -91,6 +106,22 @@ BROKEN: tuple[Mutant, ...] = (
         r"self_attn(\.[kv]_proj|\[)",
         layers=(0,),
         graph=swapped("onnx::MatMul_738", "onnx::MatMul_739"),
+    ),
+    Mutant(
+        "the stream added twice behind attention",
+        Topic.NORM,
+        "kept-llama",
+        "builder",
+        r"mlp|norm|\[residual|\[to|self_attn",
+        graph=before(SKIP, 0, "Mul", np.float32(2)),
+    ),
+    Mutant(
+        "the stream added twice for a norm alone",
+        Topic.NORM,
+        "kept-llama",
+        "builder",
+        r"mlp|norm|\[residual|\[to|self_attn",
+        graph=in_turn(before(SKIP, 0, "Mul", np.float32(2)), sum_of_the_single),
     ),
     Mutant("theta of the class", Topic.ROPE, "kept-llama", "mobius", ROTATION, graph=OTHER_THETA),
     Mutant(

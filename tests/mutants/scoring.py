@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mutants.answers import is_named
 from mutants.making import checkpoint, make
-from mutants.mutant import Control, Mutant
+from mutants.mutant import Mutant
 from paritas.checkpoint import open_checkpoint
 from paritas.diagnose import repair, run
 from paritas.diagnose.diagnosis import Diagnosis, Proof
@@ -20,6 +20,8 @@ from paritas.verify.run import judge
 from paritas.verify.verdict import Verdict
 
 RAW = ("onnxruntime",)
+STEPS = ("detected", "localised", "named", "proved", "repaired")
+"""How far a diagnosis may come with a mutant."""
 
 
 @dataclass
@@ -28,6 +30,7 @@ class Score:
 
     Attributes:
         name, topic, blind: of the mutant; a control has no topic.
+        clean: a control that is just what an exporter wrote.
         detected: verify does not prove it.
         localised: the regions that are wrong by themselves are where the fault acts, and there alone; or the places
             of the causes are.
@@ -40,12 +43,13 @@ class Score:
         places: of the causes.
         strays: of those two, what is not where the fault acts.
         reason: what went wrong, if something did.
-        seconds: making, verifying, diagnosing, repairing.
+        seconds: of a CPU: making, verifying, diagnosing, repairing.
     """
 
     name: str
     topic: str
     blind: bool = False
+    clean: bool = False
     detected: bool = False
     localised: bool = False
     named: bool = False
@@ -70,13 +74,13 @@ def of_mutant(mutant: Mutant, out: Path, root: Path) -> Score:
         root: where checkpoints are kept.
     """
     score = Score(mutant.name, mutant.topic.value, mutant.blind)
-    clock = _Clock(score)
+    clock = Clock(score)
     try:
         with clock("make"):
             package = make(mutant, out, root)
         folder = checkpoint(mutant.checkpoint, root)
         with clock("verify"):
-            _verified(score, judged(package, folder))
+            verified(score, judged(package, folder))
         with clock("diagnose"):
             diagnosed = run.diagnose(package, folder)
         _diagnosed(score, mutant, diagnosed.diagnosis)
@@ -89,28 +93,6 @@ def of_mutant(mutant: Mutant, out: Path, root: Path) -> Score:
     return score
 
 
-def of_control(control: Control, out: Path, root: Path) -> Score:
-    """A right package: detected if somebody raised an alarm."""
-    score = Score(control.name, "")
-    clock = _Clock(score)
-    try:
-        with clock("make"):
-            package = make(control, out, root)
-        folder = checkpoint(control.checkpoint, root)
-        with clock("verify"):
-            _verified(score, judged(package, folder))
-        with clock("diagnose"):
-            found = run.diagnose(package, folder).diagnosis
-        score.codes = tuple(cause.suspect.code for cause in found.causes)
-        if found.diverges:
-            score.detected, score.reason = True, f"diagnose says {found.worst_floors:,.0f} floors"
-    except ParitasError as error:
-        score.detected, score.reason = True, f"{error.code}: {error.fact}"
-    except Exception as error:  # as above
-        score.detected, score.reason = True, f"crashed: {type(error).__name__}: {error}"
-    return score
-
-
 def judged(package: Path, folder: Path) -> Evidence:
     """What verify says of it in ONNX Runtime; the reference's answers are remembered."""
     opened = open_package(package)
@@ -118,7 +100,8 @@ def judged(package: Path, folder: Path) -> Evidence:
     return judge(opened, truths, RAW)
 
 
-def _verified(score: Score, evidence: Evidence) -> None:
+def verified(score: Score, evidence: Evidence) -> None:
+    """Write down the verdict."""
     score.verdict, score.floors = evidence.verdict.value, evidence.worst_floors
     score.detected = evidence.verdict is not Verdict.PROVEN
 
@@ -178,18 +161,18 @@ def _repaired(score: Score, diagnosed: run.Diagnosed, out: Path) -> None:
         score.reason = "; ".join(each for each in (score.reason, f"{error.code}: {error.fact}") if each)
 
 
-class _Clock:
-    """Adds the seconds of a step to a score."""
+class Clock:
+    """Adds the CPU seconds of a step to a score."""
 
     def __init__(self, score: Score) -> None:
         self._score = score
 
-    def __call__(self, step: str) -> "_Clock":
-        self._step, self._start = step, time.perf_counter()
+    def __call__(self, step: str) -> "Clock":
+        self._step, self._start = step, time.process_time()
         return self
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, *_: object) -> None:
-        self._score.seconds[self._step] = round(time.perf_counter() - self._start, 2)
+        self._score.seconds[self._step] = round(time.process_time() - self._start, 2)

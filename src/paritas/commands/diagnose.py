@@ -24,6 +24,15 @@ def diagnose(
         Path | None,
         typer.Option("--repro", metavar="FOLDER", help="Write a small reproducer that runs with onnxruntime alone."),
     ] = None,
+    with_: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            "-w",
+            metavar="COMMAND",
+            help="The exporter, with {model} and {package} in its words: bisects by depth.",
+        ),
+    ] = None,
     cache: Cache = True,
     force: Force = False,
     quiet: Quiet = False,
@@ -35,17 +44,24 @@ def diagnose(
     """
     with command(quiet, as_json) as screen:
         from paritas.checkpoint.opening import with_adapter
+        from paritas.diagnose.makers import maker
         from paritas.diagnose.run import diagnose as run_diagnose
+        from paritas.diagnose.shrink.exporter import exporter
+        from paritas.diagnose.truncation import by_truncation
         from paritas.package.staging import check_output
         from paritas.runtime.package import open_package
 
-        open_package(package)  # what is wrong with it is told before a checkpoint is looked for, maybe on the Hub
+        opened = open_package(package)  # what is wrong with it is told before a checkpoint is looked for
         if repair is not None:
             check_output(repair, force=force)
         if repro is not None:
             check_output(repro, force=force)
+        named = None if with_ is None else exporter(with_)
         with screen.progress() as progress:
             found = run_diagnose(package, with_adapter(against, adapter), progress, cache=cache)
+            asked = named or (None if found.diagnosis.is_proved else maker(opened))
+            if asked is not None:
+                found = by_truncation(found, asked, progress)
             show_diagnosis(screen, found.diagnosis)
             if repro is not None:
                 _reproduced(screen, found, repro)

@@ -98,6 +98,9 @@ def export(
     layout: Annotated[
         str, typer.Option("--layout", help="Of fp32 matrices. fast: to run. load: to load at once. link: as --link.")
     ] = "fast",
+    sliding_cache: Annotated[
+        str, typer.Option("--sliding-cache", help="Of layers with a window. full: all tokens. windowed: their window.")
+    ] = "full",
     link: Annotated[bool, typer.Option("--link", help="Take the bytes from the checkpoint's own files.")] = False,
     cache: Cache = True,
     power: Power = True,
@@ -115,6 +118,7 @@ def export(
     from paritas.proving import Prover
     from paritas.quant.recipe import recipe
     from paritas.targets import TARGETS
+    from paritas.targets.sliding import SlidingCache
 
     with command(quiet, as_json) as screen:
         more: dict[str, Any] = {
@@ -122,6 +126,7 @@ def export(
             "provider": choose("ep", provider, usage.PROVIDERS),
             "budget": budget(kl_budget, size_budget),
             "last_logits": choose("logits", logits, usage.LOGITS) == "last",
+            "sliding_cache": SlidingCache(choose("sliding-cache", sliding_cache, usage.SLIDING_CACHES)),
             "layout": Layout("link" if link else choose("layout", layout, usage.LAYOUTS)),
         }
         chosen = TARGETS[choose("target", target, usage.TARGETS)]

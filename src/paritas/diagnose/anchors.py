@@ -19,6 +19,7 @@ from paritas.diagnose.capture import Captured
 SKIPS = frozenset({"SkipSimplifiedLayerNormalization", "SkipLayerNormalization"})
 _GATHERS = frozenset({"Gather", "GatherBlockQuantized"})
 _MEANS = frozenset({"ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2"})
+_AS_IT_IS = PASSES - {"Transpose"}
 _MOST = 40  # nodes of a norm that is written out
 REORDERED = 0.5
 """Confidence in a weight whose rows are the module's in another order: meant so, or a fault."""
@@ -153,7 +154,7 @@ def norm_input(view: View, node: onnx.NodeProto, place: int) -> str | None:
     if node.op_type in SKIPS:
         return sum_of(node) if place == 2 else None
     if node.op_type in NORMS:
-        return node.input[0] if place == 1 else None
+        return _uncentred(view, node.input[0]) if place == 1 else None
     return _written_out(view, node.input[1 - place]) if node.op_type == "Mul" and place < 2 else None
 
 
@@ -177,11 +178,23 @@ def _written_out(view: View, value: str) -> str | None:
 
 def _is_centred(view: View, value: str) -> bool:
     """A value less its own mean is the middle of a LayerNorm, not its beginning."""
-    node = view.maker.get(value)
+    return _uncentred(view, value) != value
+
+
+def _uncentred(view: View, value: str) -> str:
+    """The value before its own mean is taken away, which LayerNorm does once more."""
+    node = view.maker.get(_uncast(view, value))
     if node is None or node.op_type != "Sub":
-        return False
-    mean = view.maker.get(node.input[1])
-    return mean is not None and mean.op_type in _MEANS and mean.input[0] == node.input[0]
+        return value
+    mean = view.maker.get(_uncast(view, node.input[1]))
+    is_mean = mean is not None and mean.op_type in _MEANS and mean.input[0] == node.input[0]
+    return node.input[0] if is_mean else value
+
+
+def _uncast(view: View, value: str) -> str:
+    while (node := view.maker.get(value)) is not None and node.op_type == "Cast":
+        value = node.input[0]
+    return value
 
 
 def _is_constant(view: View, name: str) -> bool:
@@ -189,8 +202,11 @@ def _is_constant(view: View, name: str) -> bool:
 
 
 def with_bias(view: View, value: str) -> str:
-    """The value after a stored vector is added to it, if one is."""
+    """The value after a stored vector is added to it, or to what it is cast or reshaped to, if one is."""
     for node, place in view.takers.get(value, ()):
+        if node.op_type in _AS_IT_IS and place == 0:
+            handed = node.output[0]
+            return value if (added := with_bias(view, handed)) == handed else added
         if node.op_type == "Add" or (node.op_type == "Sub" and place == 0):
             stored = view.initializer(node.input[1 - place])
             if stored is not None and stored.matrix[0] == 1 and stored.size > 1:

@@ -73,14 +73,14 @@ def open_case(
     rotations = [names for site in attending for names in site.tables()]
     known = tables_of(view, rotations) | {stored.name for stored in frequencies_of(view)}
     packed = quantized(shipped.nodes, shipped.tensors)
-    identity = identify(view, wanted.tensors, known, progress, packed)
+    identity = identify(view, wanted.weights, known, progress, packed)
     return Case(
         package=package,
         view=view,
         ports=read_ports(package.model, package.head_size, package.rewritten),
         sites=attending,
         identity=identity,
-        slots=with_integers(shipped, packed, slots(view, identity, attending, wanted.tensors)),
+        slots=with_integers(shipped, packed, slots(view, identity, attending, wanted.weights, packed)),
         checkpoint=wanted.checkpoint,
         tensors=wanted.tensors,
         live=Live(model, {name: tensor.name for name, tensor in wanted.tensors.items()}),

@@ -124,6 +124,43 @@ class Whereabouts:
 
 
 @dataclass(frozen=True)
+class Truncated:
+    """A package that the exporter made of the checkpoint's first layers alone.
+
+    Attributes:
+        layers: how many.
+        floors: worst difference from transformers on the same layers, in floors; None if there is none.
+        refused: why there is none.
+    """
+
+    layers: int
+    floors: float | None
+    refused: str = ""
+
+    @property
+    def diverges(self) -> bool:
+        """Whether that is no rounding."""
+        return self.floors is not None and self.floors > PROVEN_FLOORS
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """From which depth on an exporter's packages diverge.
+
+    Attributes:
+        exporter: its command, as a person types it.
+        tried: depths, the shallowest first.
+        first: the least depth that diverges; None if none does, or none could be tried.
+        refused: why none could be tried.
+    """
+
+    exporter: str
+    tried: tuple[Truncated, ...]
+    first: int | None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """All of it.
 
@@ -139,6 +176,7 @@ class Diagnosis:
             padded rows.
         runtime: settings of the runtime with which the difference vanishes; only asked if no cause is proved.
         seconds: by stage.
+        truncation: the exporter on fewer and fewer layers; None if it was not asked.
     """
 
     package: str
@@ -151,6 +189,7 @@ class Diagnosis:
     where: Whereabouts | None
     runtime: tuple[str, ...]
     seconds: Mapping[str, float]
+    truncation: Truncation | None = None
 
     @property
     def diverges(self) -> bool:
@@ -184,6 +223,7 @@ class Diagnosis:
             "experiments": [asdict(experiment) for experiment in self.experiments],
             "where": None if self.where is None else asdict(self.where),
             "smallest": self.smallest,
+            "truncation": None if self.truncation is None else asdict(self.truncation),
             "runtime": list(self.runtime),
             "witnesses": list(self.witnesses),
             "seconds": {stage: round(seconds, 2) for stage, seconds in self.seconds.items()},

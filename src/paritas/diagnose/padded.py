@@ -1,6 +1,6 @@
 """Regions under padding: the same row with padding beside it has to give the same tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +23,16 @@ Values = Mapping[str, NDArray[Any]]
 
 
 def padded(
-    package: Package, alignment: Alignment, captured: Captured, rounded: Sequence[Mapping[str, Rows]]
+    package: Package,
+    alignment: Alignment,
+    captured: Captured,
+    rounded: Sequence[Mapping[str, Rows]],
+    comparable: Collection[str],
 ) -> tuple[RegionError, ...]:
     """As :func:`paritas.diagnose.reset.reset` for the prefill, with padding before it.
 
     Where an operator of the graph takes padding only on the right, it stands there. Empty if the graph cannot be told
-    of padding.
+    of padding. Values that are not ``comparable`` (another spelling of the reference's) are neither cut nor compared.
 
     Raises:
         Invalid: ``runtime-failed``.
@@ -41,13 +45,13 @@ def padded(
     given = feeds(ports, _beside(one.ids, left), 0, {}, _mask(len(one.ids), left))
     values = [cut.value for cut in alignment.cuts]
     whole = Session(with_outputs(alignment.proto, values), package.model).run(given, list(dict.fromkeys(values)))
-    proto, names = cut_graph(alignment, frozenset(), ())
+    proto, names = cut_graph(alignment, frozenset(values) - frozenset(comparable), ())
     fed = given | reference(alignment.cuts, _wider(one, left))
     made = Session(proto, package.model).run(fed, list(names.values()))
     alone = {value: made[name] for value, name in names.items()}
     rows = [_real(alignment.cuts, each, len(one.ids), left) for each in (whole, alone)]
     found = errors_of("padded", alignment, [one], [rounded[0]], [rows[0]], [rows[1]])
-    return tuple(found)
+    return tuple(error for error in found if error.value in comparable)
 
 
 def _beside(ids: Sequence[int], left: bool) -> list[int]:

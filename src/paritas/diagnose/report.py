@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paritas.audit.finding import layers
-from paritas.diagnose.diagnosis import Cause, Diagnosis, Experiment, Proof, RegionError, Whereabouts
+from paritas.diagnose.diagnosis import Cause, Diagnosis, Experiment, Proof, RegionError, Truncation, Whereabouts
 from paritas.verify.verdict import PROVEN_FLOORS
 
 _STEPS = 12  # rows of the ladder
@@ -25,7 +25,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
         return Group(*parts)
     for cause in diagnosis.causes:
         parts += _cause(cause)
-    if diagnosis.experiments:
+    if steps(diagnosis):
         parts += [Text(), _ladder(diagnosis)]
     if diagnosis.where is not None:
         parts += [Text(), *_regions(diagnosis.where)]
@@ -66,7 +66,7 @@ def _ladder(diagnosis: Diagnosis) -> Table:
     table.add_column("floors", justify="right")
     table.add_column("")
     table.add_row("the package as it is", f"{diagnosis.worst_floors:,.1f}", "")
-    for step in ladder(diagnosis.experiments):
+    for step in steps(diagnosis):
         table.add_row(escape(step.words), f"{step.floors:,.1f}", f"[green]{step.mark}[/]")
     return table
 
@@ -84,6 +84,34 @@ class Step:
     words: str
     floors: float
     mark: str
+
+
+def steps(diagnosis: Diagnosis) -> tuple[Step, ...]:
+    """The experiments on the whole model, and those on its first layers."""
+    return (*ladder(diagnosis.experiments), *_depths(diagnosis.truncation))
+
+
+def _depths(truncation: Truncation | None) -> Iterator[Step]:
+    """The depths that were compared."""
+    for each in truncation.tried if truncation else ():
+        if each.floors is not None:
+            words = "exported again, its first layer alone" if each.layers == 1 else f"... its first {each.layers}"
+            mark = "the first depth that diverges" if truncation and each.layers == truncation.first else ""
+            yield Step(words, each.floors, mark)
+
+
+def truncated(truncation: Truncation) -> str:
+    """What fewer layers say, in a sentence."""
+    if truncation.refused:
+        return f"not bisected with fewer layers: {truncation.refused}"
+    refusals = "".join(f"; {each.layers}: {each.refused}" for each in truncation.tried if each.refused)
+    depths = ", ".join(str(each.layers) for each in truncation.tried if each.floors is not None) or "none"
+    if truncation.first is None:
+        said = f"nothing that {truncation.exporter} makes of it diverges (layers compared: {depths})"
+    else:
+        begins = "the first layer" if truncation.first == 1 else f"{truncation.first} layers"
+        said = f"{truncation.exporter} diverges from {begins} on (layers compared: {depths})"
+    return said + refusals
 
 
 def ladder(experiments: Sequence[Experiment]) -> tuple[Step, ...]:
@@ -154,6 +182,8 @@ def _ends(diagnosis: Diagnosis) -> Iterator[str]:
         yield from diagnosis.where.fused[:2]
         if diagnosis.where.missing:
             yield f"not in the graph: {', '.join(diagnosis.where.missing[:4])}"
+    if diagnosis.truncation is not None:
+        yield truncated(diagnosis.truncation)
     for setting in diagnosis.runtime:
         yield f"the difference vanishes with another setting of the runtime: {setting}"
     if not diagnosis.is_proved and diagnosis.smallest:

@@ -30,9 +30,8 @@ def norms_alone(proto: onnx.ModelProto, sums: Mapping[str, onnx.NodeProto], cuts
         kept = 3 if node.op_type == "SkipSimplifiedLayerNormalization" else 4
         del copied.input[kept:]
         copied.input[0], copied.input[1] = total, nothing.output[0]
-        copied.name = f"{node.name}{ALONE}"
         del copied.output[1:]
-        copied.output[0] = found[node.output[0]] = f"{node.output[0]}{ALONE}"
+        copied.name = copied.output[0] = found[node.output[0]] = f"{node.output[0]}{ALONE}"
         place = next(i for i, each in enumerate(proto.graph.node) if each is node)
         proto.graph.node.insert(place + 1, nothing)
         proto.graph.node.insert(place + 2, copied)

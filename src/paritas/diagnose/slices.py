@@ -10,18 +10,33 @@ from paritas.audit.sources import Source
 Rows = NDArray[np.float32]
 Range = tuple[int, int]
 _ALIKE = 0.9  # cosine of two rows of one tensor
+_MOST = 0.5  # of the rows of a part
 
 
-def place_of(first: Rows, rows: int, source: Source) -> int | None:
-    """The row of a tensor that a slice of ``rows`` rows begins at, by its first row; None if none is like it."""
-    if source.values is not None or source.columns != len(first) or source.rows <= rows:
+def place_of(part: Rows, source: Source) -> int | None:
+    """The row of a tensor that a part of it begins at: its first row tells, and most others agree; None if none is."""
+    rows = len(part)
+    if source.values is not None or source.columns != part.shape[1] or source.rows <= rows:
         return None
-    whole = source.read(0, source.rows - rows + 1)
-    lengths = np.linalg.norm(whole, axis=1) * np.linalg.norm(first)
+    whole = source.read(0, source.rows)
+    best = int(_cosines(whole[: source.rows - rows + 1], part[0]).argmax())
+    agreeing = _cosines(whole[best : best + rows], part) > _ALIKE
+    return best if agreeing[0] and agreeing.mean() > _MOST else None
+
+
+def has_rows_of(part: Rows, source: Source) -> bool:
+    """Whether rows of a part, in whatever order, are nearly rows of a tensor: a few of them tell."""
+    if source.values is not None or source.columns != part.shape[1]:
+        return False
+    whole = source.read(0, source.rows)
+    return all(_cosines(whole, part[at]).max() > _ALIKE for at in {0, len(part) // 2, len(part) - 1})
+
+
+def _cosines(some: Rows, other: Rows) -> NDArray[np.float32]:
+    """Of each row with the other's row, or with its only one."""
+    lengths = np.linalg.norm(some, axis=-1) * np.linalg.norm(other, axis=-1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        cosines = np.nan_to_num((whole @ first) / lengths)
-    best = int(cosines.argmax())
-    return best if cosines[best] > _ALIKE else None
+        return np.nan_to_num((some * other).sum(axis=-1) / lengths)
 
 
 def gaps(covered: Iterable[Range], rows: int) -> Iterator[Range]:

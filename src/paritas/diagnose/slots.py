@@ -25,6 +25,7 @@ from paritas.diagnose.attention_roles import roles, written_roles
 from paritas.diagnose.edit import Edit, RefusedError
 from paritas.diagnose.slices import place_of, room_for
 from paritas.diagnose.widened_norms import norm_in_fp32
+from paritas.runtime.quantized import Quantized, quantized
 
 Rows = NDArray[np.float32]
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -147,7 +148,13 @@ class Slot:
         edit.replace_input(node.output[0], place, edit.add_as_is(f"{self.use.record.name}.wide", given), what)
 
 
-def slots(view: View, identity: Identity, sites: Sequence[Site], names: Iterable[str]) -> tuple[Slot, ...]:
+def slots(
+    view: View,
+    identity: Identity,
+    sites: Sequence[Site],
+    names: Iterable[str],
+    packed: Mapping[str, Quantized] | None = None,
+) -> tuple[Slot, ...]:
     """Every place of the graph where a tensor of the checkpoint belongs, in the order of the graph.
 
     Args:
@@ -155,7 +162,10 @@ def slots(view: View, identity: Identity, sites: Sequence[Site], names: Iterable
         identity: of its initializers.
         sites: its attention operators.
         names: of the checkpoint's tensors.
+        packed: weights of integers, by the name of their initializer, where the graph is a rewritten one that does not
+            tell them; None: it does.
     """
+    packed = quantized(view.nodes, view.tensors) if packed is None else packed
     known = set(names)
     order = {id(node): place for place, node in enumerate(view.nodes)}
     uses = sorted((u for record in identity.initializers for u in _uses(view, record, order)), key=lambda u: u.order)
@@ -169,9 +179,8 @@ def slots(view: View, identity: Identity, sites: Sequence[Site], names: Iterable
     for use, tensors in zip(uses, told, strict=True):
         found += _slots(use, tensors, counts[use.record.name] > 1, sizes)
     placed = {id(slot.use) for slot in found}
-    left = [use for use in uses if id(use) not in placed and not use.record.quantized and use.record.constant != 1]
-    for use in left:
-        found += _sliced(view, use, found, identity.sources, shapes)
+    for use in (each for each in uses if id(each) not in placed and each.record.constant != 1):
+        found += _sliced(use, _held(view, use, packed), found, identity.sources, shapes)
     return tuple(found)
 
 
@@ -184,10 +193,7 @@ def _follow(view: View, use: Use, order: Mapping[int, int]) -> Iterator[Use]:
     """Through what only casts, turns or offsets a weight, to what computes with it."""
     node = use.node
     given = operand(view, node) if node.op_type == "Add" else None
-    # Of MatMulInteger in fp32 arithmetic, the zero point is taken away before the product.
-    dequantises = use.place == 0 and (
-        node.op_type == "DequantizeLinear" or (node.op_type == "Sub" and use.record.quantized is not None)
-    )
+    dequantises = use.place == 0 and node.op_type == "DequantizeLinear"
     if node.op_type not in PASSES and given is None and not dequantises:
         yield replace(use, order=order[id(node)])
         return
@@ -304,18 +310,12 @@ def _by_structure(
             continue
         role = known_roles.get(id(use.node)) if use.place else None
         is_bias = use.node.op_type == "Add" and tensors[0].endswith(".bias")
-        is_seen = is_bias or (use.node.op_type in PROJECTIONS and not _is_scaled_after(view, use))
+        is_seen = is_bias or use.node.op_type in PROJECTIONS
         if role is None and is_seen and ".mlp." in tensors[0]:
             role = _gate_or_up(view, use)
         if role and (better := _in_role(tensors[0], role)) in known:
             result[place] = (better,)
     return result
-
-
-def _is_scaled_after(view: View, use: Use) -> bool:
-    """Integers that are multiplied as such (MatMulInteger): what comes after the product is their scale."""
-    takers = {node.op_type for node, _ in view.takers.get(use.record.name, ())}
-    return use.record.quantized is not None and use.node.op_type == "MatMul" and "DequantizeLinear" not in takers
 
 
 def _in_role(tensor: str, role: str) -> str:
@@ -364,16 +364,22 @@ def _slots(use: Use, tensors: tuple[str, ...], shared: bool, sizes: Mapping[str,
         start += sizes[tensor]
 
 
+def _held(view: View, use: Use, packed: Mapping[str, Quantized]) -> Rows:
+    """What an initializer stands for, ``[rows, columns]``, in the checkpoint's order."""
+    if (weight := packed.get(use.record.name)) is not None:
+        return weight.read(0, weight.rows)[0]
+    flat = _flat(view.tensors[use.record.name].array()).astype(np.float32)
+    return flat.T if use.transposed and flat.shape[1] > 1 else flat
+
+
 def _sliced(
-    view: View, use: Use, known: Sequence[Slot], sources: Mapping[str, Source], shapes: Mapping[str, tuple[int, int]]
+    use: Use, matrix: Rows, known: Sequence[Slot], sources: Mapping[str, Source], shapes: Mapping[str, tuple[int, int]]
 ) -> Iterator[Slot]:
     """A part of a tensor, whose row it begins at is told by its values, or by the only room that is left."""
-    flat = _flat(view.tensors[use.record.name].array()).astype(np.float32)
-    matrix = flat.T if use.transposed and flat.shape[1] > 1 else flat
     (layer,), (rows, columns) = _layers([use]), matrix.shape
     whole = {slot.tensor for slot in known if slot.stop - slot.start == shapes[slot.tensor][0]}
     near = [tensor for tensor in shapes if layer_of(tensor) == layer and tensor not in whole]
-    starts = {tensor: place_of(matrix[0], rows, sources[tensor]) for tensor in near}
+    starts = {tensor: place_of(matrix, sources[tensor]) for tensor in near}
     found = next(((tensor, start) for tensor, start in starts.items() if start is not None), None)
     if found is None:
         covered = {t: [(s.source, s.source + s.stop - s.start) for s in known if s.tensor == t] for t in near}

@@ -147,12 +147,16 @@ def rms_norm(edit: Edit, x: str, weight: Rows, epsilon: float) -> str:
     """RMSNorm over the last axis, in the standard's own operators."""
     number = edit.add_initializer("epsilon", np.array(epsilon, np.float32))
     square = op(edit, "Mul", x, x)
-    if _opset(edit) >= 18:
-        mean = op(edit, "ReduceMean", square, integer(edit, [-1]), keepdims=1)
-    else:
-        mean = op(edit, "ReduceMean", square, axes=[-1], keepdims=1)
+    mean = mean_of_last(edit, square)
     normed = op(edit, "Div", x, op(edit, "Sqrt", op(edit, "Add", mean, number)))
     return op(edit, "Mul", normed, edit.add_initializer("norm weight", weight.astype(np.float32)))
+
+
+def mean_of_last(edit: Edit, x: str) -> str:
+    """Mean over the last axis, which stays as one number."""
+    if _opset(edit) >= 18:
+        return op(edit, "ReduceMean", x, integer(edit, [-1]), keepdims=1)
+    return op(edit, "ReduceMean", x, axes=[-1], keepdims=1)
 
 
 def layer_norm(edit: Edit, x: str, weight: Rows, bias: Rows | None, epsilon: float) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from paritas.audit.sites import NORMS, PROJECTIONS
+from paritas.audit.sites import PROJECTIONS
 from paritas.audit.view import PASSES, View, operand
 from paritas.diagnose.anchors import SKIPS, norm_input, sum_of, with_bias
 from paritas.diagnose.case import Case
@@ -136,10 +136,7 @@ def _taken(view: View, slot: Slot) -> str | None:
     if node.op_type in PROJECTIONS:
         name = node.input[1 - place] if place < 2 else node.input[0]
         return _plain(view, name)
-    taken = norm_input(view, node, place)
-    if taken is None or node.op_type not in NORMS:
-        return taken
-    return _uncentred(view, taken)
+    return norm_input(view, node, place)
 
 
 def _plain(view: View, name: str) -> str:
@@ -147,11 +144,3 @@ def _plain(view: View, name: str) -> str:
     while (node := view.maker.get(name)) is not None and node.op_type in PASSES:
         name = node.input[0]
     return name
-
-
-def _uncentred(view: View, name: str) -> str:
-    """Before the mean is taken away, which LayerNorm does once more."""
-    node = view.maker.get(name)
-    mean = view.maker.get(node.input[1]) if node is not None and node.op_type == "Sub" else None
-    is_mean = mean is not None and mean.op_type == "ReduceMean" and node is not None and mean.input[0] == node.input[0]
-    return node.input[0] if is_mean and node is not None else name

@@ -44,7 +44,8 @@ def look(case: Case, captured: Captured, model: Any, progress: Progress = silent
     progress("feeding each region", 2, 4)
     regions = reset(case.package, alignment, captured, rounded, taps)
     if not any(region.is_source for region in regions):
-        regions += padded(case.package, alignment, captured, rounded)
+        comparable = {region.value for region in regions}
+        regions += padded(case.package, alignment, captured, rounded, comparable)
     progress("looking into operators", 3, 4)
     sources = frozenset(region.region for region in regions if region.is_source)
     fused = three_way(case.package, alignment, captured, rounded, sources) if sources else ()

@@ -18,6 +18,7 @@ from paritas.verify.asking import ask
 from paritas.verify.compare import check_shape, differ
 from paritas.verify.floor import USUAL
 from paritas.verify.probes import Manner, Probe
+from paritas.verify.spool import spooled
 from paritas.verify.truth import Truth
 from paritas.verify.verdict import PROVEN_FLOORS
 
@@ -145,7 +146,7 @@ def _answered(case: Case, session: RawSession, probe: Probe) -> Asked:
         Invalid: it does not.
     """
     truths = tuple(case.truths.by_name[name] for name in probe.sequences)
-    answers = ask(session, probe, tuple(truth.sequence for truth in truths))
+    answers = tuple(map(spooled, ask(session, probe, tuple(truth.sequence for truth in truths))))
     return Asked(probe, truths, answers, _floors(truths, answers))
 
 

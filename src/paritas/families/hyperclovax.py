@@ -3,13 +3,16 @@
 Source: transformers models/hyperclovax/{configuration,modeling}_hyperclovax.py.
 """
 
+from dataclasses import replace
+
 from paritas.config import Config
-from paritas.spec import PRE_NORMS, Attention, Decoder, Layer, Mlp, Norm, Norms
+from paritas.families import granite
+from paritas.spec import PRE_NORMS, Decoder, Layer, Norms
 
 MODEL_TYPES = ("hyperclovax",)
-TOKEN_IDS = {"bos_token_id": 1, "eos_token_id": 2}
-RENAMES = ()
-DROPPED = ()
+TOKEN_IDS = granite.TOKEN_IDS
+RENAMES = granite.RENAMES
+DROPPED = granite.DROPPED
 _PERI_NORMS = Norms(
     before_attention="input_layernorm",
     after_attention="post_norm1",
@@ -20,39 +23,11 @@ _PERI_NORMS = Norms(
 
 def read(config: Config) -> Decoder:
     """The spec of a HyperCLOVA X checkpoint."""
-    hidden = config.integer("hidden_size", 4096)
-    heads, kv_heads = config.heads(32)
-    head_dim = config.integer("head_dim", hidden // heads)
-    context = config.integer("max_position_embeddings", 2048)
-    bias = config.flag("attention_bias", False)
-    norm = Norm(eps=config.number("rms_norm_eps", 1e-6))
-    layer = Layer(
-        kind="full_attention",
-        mixer=Attention(
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            scale=config.number("attention_multiplier", head_dim**-0.5),
-            rope=config.rope(head_dim, default_theta=10_000.0, context=context),
-            qkv_bias=bias,
-            output_bias=bias,
-        ),
-        mlp=Mlp(
-            width=config.integer("intermediate_size", 11_008),
-            activation=config.activation("hidden_act", "silu"),
-            bias=config.flag("mlp_bias", False),
-        ),
-        norm=norm,
-        norms=_PERI_NORMS if config.flag("use_post_norm", True) else PRE_NORMS,
-        residual_scale=config.number("residual_multiplier", 1.0),
-    )
-    return Decoder(
-        vocab=config.integer("vocab_size", 32_000),
-        hidden=hidden,
-        context=context,
-        layers=(layer,) * config.integer("num_hidden_layers", 32, most=10_000),
-        norm=norm,
-        tied_head=config.flag("tie_word_embeddings", False),
-        embed_scale=config.number("embedding_multiplier", 1.0),
-        logits_scale=config.number("logits_scaling", 1.0),
-    )
+    spec = granite.read(config)
+    norms = _PERI_NORMS if config.flag("use_post_norm", True) else PRE_NORMS
+
+    def own(layer: Layer) -> Layer:
+        scale = config.number("attention_multiplier", layer.attention.head_dim**-0.5)
+        return replace(layer, norms=norms, mixer=replace(layer.attention, scale=scale))
+
+    return replace(spec, layers=tuple(map(own, spec.layers)), logits_scale=config.number("logits_scaling", 1.0))

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from paritas.metadata import spelling
 from paritas.metadata.spelling import Shape, Values
-from paritas.metadata.vocabulary import Vocabulary
 from paritas.metadata.workflow import Document, Tensor, Tokens, Workflow
+from paritas.package.vocabulary import Vocabulary
 
 VERSION = "v1"
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paritas.metadata.vocabulary import FILE, Vocabulary
 from paritas.metadata.workflow import (
     Alias,
     Cell,
@@ -17,6 +16,7 @@ from paritas.metadata.workflow import (
     Tensor,
     Workflow,
 )
+from paritas.package.vocabulary import FILE, Vocabulary
 
 Values = dict[str, Any]
 Contract = Callable[[Tensor], Values]

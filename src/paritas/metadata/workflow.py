@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paritas.metadata.vocabulary import Vocabulary
+from paritas.package.vocabulary import Vocabulary
 
 BATCH = "batch"
 ANY = None

@@ -11,8 +11,8 @@ from paritas.metadata.dialect import Dialect
 from paritas.metadata.fused import fused
 from paritas.metadata.looped import FOLDER, looped, policies
 from paritas.metadata.paired import paired, read_drafter
-from paritas.metadata.vocabulary import FILE, read_vocabulary
 from paritas.metadata.workflow import Document, Speculation, Tokens, Workflow
+from paritas.package.vocabulary import Vocabulary
 from paritas.policies.policy import Policy
 from paritas.runtime.ports import read_ports
 from paritas.spec import Decoder as Spec
@@ -49,6 +49,7 @@ class Facts:
         context: positions that the graph covers.
         token_ids: ``bos_token_id``, ``eos_token_id`` (a number or a list), ``pad_token_id``; any may be absent.
         generation: generation_config.json.
+        vocabulary: of the package's tokenizer, if it has one.
         homeless: keys of it that change what is generated, beyond those of :data:`DEFAULTS`.
     """
 
@@ -56,6 +57,7 @@ class Facts:
     context: int
     token_ids: Mapping[str, Any]
     generation: Mapping[str, Any]
+    vocabulary: Vocabulary | None = None
     homeless: Sequence[str] = ()
 
 
@@ -81,7 +83,7 @@ class Written:
 
 
 def write_metadata(folder: Path, model: str, facts: Facts, dialect: Dialect) -> Written:
-    """Describe the saved graph ``model`` of the package ``folder``; tokenizer and drafter are there if it has them."""
+    """Describe the saved graph ``model`` of the package ``folder``; a drafter is there if it has one."""
     if dialect is Dialect.NONE:
         return Written(dialect.value)
     why_not = _why_not(folder / model)
@@ -96,7 +98,7 @@ def write_metadata(folder: Path, model: str, facts: Facts, dialect: Dialect) -> 
     workflow, speculation = _workflow(decoder, facts, graphs), None
     if drafter is not None:
         workflow, speculation = paired(workflow, decoder, drafter)
-    document = _document(folder, workflow, decoder, facts, speculation)
+    document = _document(workflow, decoder, facts, speculation)
     values = canonical.document(document) if dialect is Dialect.CANONICAL else released.document(document)
     _save(folder, graphs)
     (folder / text.FILE).write_text(text.dump(values), encoding="utf-8")
@@ -123,17 +125,14 @@ def _save(folder: Path, graphs: Sequence[Policy]) -> None:
         (folder / FOLDER / f"{graph.name}.onnx").write_bytes(graph.bytes)
 
 
-def _document(
-    folder: Path, workflow: Workflow, decoder: Decoder, facts: Facts, speculation: Speculation | None
-) -> Document:
-    tokenizer = folder / FILE
+def _document(workflow: Workflow, decoder: Decoder, facts: Facts, speculation: Speculation | None) -> Document:
     ids = facts.token_ids
     return Document(
         workflow=workflow,
         vocab=decoder.vocab,
         context=facts.context,
         tokens=Tokens(ids.get("bos_token_id"), _ends(ids), ids.get("pad_token_id")),
-        tokenizer=read_vocabulary(tokenizer.read_bytes()) if tokenizer.is_file() else None,
+        tokenizer=facts.vocabulary,
         defaults={key: facts.generation[key] for key in DEFAULTS if facts.generation.get(key) is not None},
         speculation=speculation,
     )

@@ -13,6 +13,7 @@ from paritas.package.stream import stream
 from paritas.weights import View, Weight, check_finite
 
 ALIGNMENT = 4096  # a page: runtimes map each tensor by itself
+_KEPT = 16 << 20  # bytes: no block of rows is larger, and whole matrices that are give their memory back
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ def write_data(
         ParitasError: ``weight-not-finite``, ``weight-beyond-dtype``, with the checkpoint tensor.
     """
     placed: dict[str, Placed] = {}
+    _keep_memory()
     with stream(path) as file:
         for name, weight in weights.items():
             if isinstance(weight, View):
@@ -53,6 +55,14 @@ def write_data(
                 advance(data.nbytes)
             placed[name] = Placed(start, file.position - start)
         return placed, file.finish()
+
+
+def _keep_memory() -> None:
+    """Let the C library keep the memory of blocks that are done with, and not fetch it zeroed from the system each time.
+
+    glibc maps what is larger than the largest block that it has ever unmapped: one that nobody touches is enough.
+    """
+    np.empty(_KEPT, np.uint8)
 
 
 def _stored(block: NDArray[Any], name: str, weight: Weight) -> memoryview:

@@ -70,6 +70,7 @@ def genai_config(
     shared_buffer: bool,
     context: int,
     session_options: Mapping[str, Any],
+    windowed: Sequence[int] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration, and the generation defaults that ORT GenAI has no place for.
 
@@ -83,6 +84,7 @@ def genai_config(
         context: positions that the graph's tables cover.
         session_options: ``provider_options``, the execution providers beside the CPU as ORT GenAI names them, and
             entries of ONNX Runtime's session configuration.
+        windowed: layers whose caches keep to their window, which is one for all of them.
 
     Raises:
         ParitasError: ``generation-value-wrong``.
@@ -117,6 +119,7 @@ def genai_config(
                 "num_hidden_layers": sum(name.endswith((".key", ".conv")) for name in inputs),
                 "num_key_value_heads": attention.kv_heads,
                 **_layers_apart(spec, convolutions),
+                **_sliding(spec, windowed),
             },
             "type": _type(model_type, spec),
             "vocab_size": spec.vocab,
@@ -133,6 +136,19 @@ def _layers_apart(spec: Decoder, convolutions: Sequence[ShortConvolution]) -> di
     if not convolutions:
         return {}
     return {"layer_types": [layer.kind for layer in spec.layers], "conv_cache_size": convolutions[0].kernel - 1}
+
+
+def _sliding(spec: Decoder, windowed: Sequence[int]) -> dict[str, Any]:
+    """Caches that keep to their window have room for that and what the device's kernel wants beyond (on the CPU, 16).
+
+    More room is slower there (benchmarks/window_cache.py): attention goes over all that a cache holds.
+    """
+    if not windowed:
+        return {}
+    mixer = spec.layers[windowed[0]].mixer
+    assert isinstance(mixer, Attention)
+    told = {"window_size": mixer.window, "layers": [*windowed], "cache_slack": 0}
+    return {"sliding_window": told | {"slide_key_value_cache": False, "slide_inputs": False}}
 
 
 def _type(model_type: str, spec: Decoder) -> str:

@@ -21,7 +21,7 @@ from paritas.weights import Float, Weight
 
 _TYPES = {"F32": ir.DataType.FLOAT, "BF16": ir.DataType.BFLOAT16, "F16": ir.DataType.FLOAT16}
 _EXPONENTS = {"F32": (np.uint32, 0x7F800000), "BF16": (np.uint16, 0x7F80), "F16": (np.uint16, 0x7C00)}
-_READ = 8 << 20
+_READ = 8 << 20  # so much that Python, which other threads may be busy in, is seldom asked
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _point(graph: Graph, name: str, extent: Extent, file: str, folder: Path) -> 
 
 def _check_finite(name: str, extent: Extent, sources: tuple[str, ...]) -> None:
     unsigned, exponent = _EXPONENTS[extent.dtype]
-    for piece in _pieces(extent):
+    for piece in _pieces(extent.path, extent.offset, extent.length):
         bits = np.frombuffer(piece, unsigned)
         if bad := int(np.count_nonzero((bits & unsigned(exponent)) == exponent)):
             raise ParitasError(
@@ -137,16 +137,16 @@ def _check_finite(name: str, extent: Extent, sources: tuple[str, ...]) -> None:
             )
 
 
-def _pieces(extent: Extent) -> Iterator[bytes]:
-    with extent.path.open("rb", buffering=0) as file:
-        file.seek(extent.offset)
-        left = extent.length
-        while left:
-            piece = file.read(min(left, _READ))
-            left -= len(piece)
+def _pieces(path: Path, offset: int, length: int) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        while length and (piece := file.read(min(length, _READ))):
+            length -= len(piece)
             yield piece
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    for piece in _pieces(path, 0, path.stat().st_size):
+        digest.update(piece)
+    return digest.hexdigest()

@@ -1,24 +1,26 @@
 """The tokenizer files of a package: the checkpoint's own, checked that they load; the chat template in its own file."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, cast
 
 from tokenizers import Tokenizer
 
 from paritas.errors import ParitasError
-from paritas.package.vocabulary import without_vocabulary
+from paritas.package.vocabulary import FILE, Vocabulary, described, taken_apart
 
 _TEMPLATE = "chat_template.jinja"
 
 
 def tokenizer_files(files: Mapping[str, bytes], place: str) -> dict[str, bytes]:
-    """Name -> content, as they go into the package.
+    """Name -> content, as they go into the package. Whether ``tokenizer.json`` loads is asked by :func:`reading`.
 
     Raises:
         ParitasError: ``tokenizer-missing``, ``tokenizer-corrupt``.
     """
-    if "tokenizer.json" not in files:
+    if FILE not in files:
         raise ParitasError(
             "tokenizer-missing",
             "the checkpoint has no tokenizer.json",
@@ -26,18 +28,31 @@ def tokenizer_files(files: Mapping[str, bytes], place: str) -> dict[str, bytes]:
             hint="Save the tokenizer with transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...)), or "
             "export without one: --no-tokenizer.",
         )
-    _check_loads(files["tokenizer.json"], f"{place}, tokenizer.json")
-    rest = [name for name in files if name.endswith(".json") and name != "tokenizer.json"]
+    rest = [name for name in files if name.endswith(".json") and name != FILE]
     objects = {name: _object(files[name], f"{place}, {name}") for name in rest}
     template = _chat_template(files, objects, place)
     return dict(files) if template is None else {**files, _TEMPLATE: template.encode()}
 
 
-def _check_loads(content: bytes, place: str) -> None:
+@contextmanager
+def reading(files: Mapping[str, bytes], place: str) -> Generator[Future[Vocabulary | None]]:
+    """:func:`read_tokenizer` of these files, if there is one among them, beside other work."""
+    with ThreadPoolExecutor(1) as aside:
+        yield aside.submit(lambda: read_tokenizer(files[FILE], place) if FILE in files else None)
+
+
+def read_tokenizer(content: bytes, place: str) -> Vocabulary:
+    """What ``tokenizer.json`` says of itself, once it is known to load: a second of work for a large vocabulary.
+
+    Raises:
+        ParitasError: ``tokenizer-corrupt``.
+    """
+    apart = taken_apart(content)
     try:
-        Tokenizer.from_str((without_vocabulary(content) or content).decode())
+        Tokenizer.from_str((content if apart is None else apart.rest).decode())
     except Exception as error:  # tokenizers raises a bare Exception for whatever it cannot read
-        raise _corrupt(f"it does not load: {error}", place) from None
+        raise _corrupt(f"it does not load: {error}", f"{place}, {FILE}") from None
+    return described(content if apart is None else apart)
 
 
 def _object(content: bytes, place: str) -> dict[str, Any]:

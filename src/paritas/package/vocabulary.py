@@ -5,66 +5,125 @@ the tokenizers library does it; the library itself then loads the file without t
 """
 
 import json
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+from itertools import chain
+from operator import add
 from typing import Any, cast
 
-_PIECE = 1 << 20
-_VOCAB = re.compile(rb'^([ \t]+)"vocab":\s*\{\n', re.MULTILINE)
-_MERGES = re.compile(rb'^([ \t]+)"merges":\s*\[\n', re.MULTILINE)
+FILE = "tokenizer.json"
+_PIECE = 64 << 10  # of the file at a time: few objects at once, which the garbage collector would look through again
+_VOCAB = (b'"vocab": {\n', b"}")
+_MERGES = (b'"merges": [\n', b"]")
 
 
-def without_vocabulary(content: bytes) -> bytes | None:
-    """The file with neither tokens nor merges, once they are found to be in order; None if it has to be loaded whole.
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a tokenizer says of itself.
 
-    That is so for every file that :func:`taken_apart` leaves alone, and for one in which anything is not as it should
-    be: the library has the last word, and the words for what is wrong.
+    Attributes:
+        algorithm: ``bpe``, ``unigram``, ``wordpiece``, ``wordlevel``.
+        size: entries, added tokens included.
+        byte_level: its units are bytes.
+        contents: id -> text of the added tokens.
     """
+
+    algorithm: str
+    size: int
+    byte_level: bool
+    contents: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A tokenizer in two.
+
+    Attributes:
+        tokens: of its model.
+        rest: the file with neither them nor merges.
+    """
+
+    tokens: Set[str]
+    rest: bytes
+
+
+def taken_apart(content: bytes) -> Apart | None:
+    """The tokens and the rest, once tokens and merges are found to be in order; None if it has to be loaded whole.
+
+    That is so for what is no BPE written line by line, and for a file in which anything is not as it should be: the
+    library has the last word, and the words for what is wrong.
+    """
+    vocab, merges = _span(content, *_VOCAB), _span(content, *_MERGES)
+    if b'"type": "BPE"' not in content or b'"continuing_subword_prefix": null' not in content:
+        return None
+    if vocab is None or merges is None or vocab[1] > merges[0]:
+        return None
     try:
-        found = taken_apart(content)
-        merges = _span(content, _MERGES, b"]")
-        in_order = found is not None and merges is not None and _in_order(content, found[0], merges)
-    except (ValueError, RecursionError):
+        tokens = _tokens(content, vocab)
+        if not _in_order(content, tokens, merges):
+            return None
+    except (ValueError, TypeError, RecursionError):
         return None
-    return found[1] if found is not None and in_order else None
+    return Apart(tokens, content[: vocab[0]] + content[vocab[1] : merges[0]] + content[merges[1] :])
 
 
-def taken_apart(content: bytes) -> tuple[set[str], bytes] | None:
-    """The tokens, and the file with neither them nor merges; None for what is no BPE written line by line.
+def described(apart: Apart | bytes) -> Vocabulary:
+    """The vocabulary of a ``tokenizer.json`` that is known to load: taken apart, or as it is."""
+    values: dict[str, Any] = json.loads(apart.rest if isinstance(apart, Apart) else apart)
+    model: dict[str, Any] = values["model"]
+    known: Any = model.get("vocab") or {}  # word -> id, or a list of [piece, score]
+    pieces = apart.tokens if isinstance(apart, Apart) else {p if isinstance(p, str) else str(p[0]) for p in known}
+    added: list[dict[str, Any]] = values.get("added_tokens") or []
+    return Vocabulary(
+        algorithm=str(model.get("type") or "BPE").lower(),
+        size=len(pieces | {str(token["content"]) for token in added}),
+        byte_level=any(_has(values.get(part), "ByteLevel") for part in ("pre_tokenizer", "decoder")),
+        contents={int(token["id"]): str(token["content"]) for token in added},
+    )
 
-    Raises:
-        ValueError: an id is no number, or it is not JSON.
+
+def _has(part: Any, kind: str) -> bool:
+    """Whether a step of a pre-tokenizer or decoder, or of a sequence of them, is of that type."""
+    if isinstance(part, list):
+        return any(_has(each, kind) for each in cast(list[Any], part))
+    if not isinstance(part, dict):
+        return False
+    values = cast(dict[str, Any], part)
+    return values.get("type") == kind or any(_has(values.get(key), kind) for key in ("pretokenizers", "decoders"))
+
+
+def _span(content: bytes, opening: bytes, close: bytes) -> tuple[int, int] | None:
+    """Where the lines inside of an object or a list begin and end.
+
+    No string of JSON holds the end of a line, or a quotation mark without a backslash before it.
     """
-    spans = [_span(content, start, close) for start, close in ((_VOCAB, b"}"), (_MERGES, b"]"))]
-    if b'"type": "BPE"' not in content or b'"continuing_subword_prefix": null' not in content or None in spans:
-        return None
-    vocab, merges = cast(list[tuple[int, int]], spans)
-    if vocab[1] > merges[0]:
-        return None
+    at = content.find(opening)
+    indent = content[content.rfind(b"\n", 0, max(at, 0)) + 1 : max(at, 0)]
+    end = -1 if at < 0 or indent.strip() else content.find(b"\n" + indent + close, at + len(opening) - 1)
+    return None if end < 0 else (at + len(opening), end)
+
+
+def _tokens(content: bytes, vocab: tuple[int, int]) -> set[str]:
     tokens: set[str] = set()
     for piece in _pieces(content, *vocab, b",\n"):
         entries: dict[str, Any] = json.loads(b"{" + piece + b"}")
-        if not all(type(number) is int and number >= 0 for number in entries.values()):
+        if not all(kind is int for kind in set(map(type, entries.values()))) or min(entries.values(), default=0) < 0:
             raise ValueError("an id that is no number")
         tokens.update(entries)
-    return tokens, content[: vocab[0]] + content[vocab[1] : merges[0]] + content[merges[1] :]
-
-
-def _span(content: bytes, opening: re.Pattern[bytes], close: bytes) -> tuple[int, int] | None:
-    """Where the lines inside of an object or a list begin and end. No string of JSON holds the end of a line."""
-    found = opening.search(content)
-    end = -1 if found is None else content.find(b"\n" + found[1] + close, found.end() - 1)
-    return None if found is None or end < 0 else (found.end(), end)
+    return tokens
 
 
 def _in_order(content: bytes, tokens: set[str], merges: tuple[int, int]) -> bool:
-    """Whether both parts of every merge, and what they make, are tokens."""
+    """Whether every merge is of two tokens, and makes one."""
     ending = b"],\n" if b"[" in content[merges[0] : merges[0] + 64] else b",\n"
     for piece in _pieces(content, *merges, ending):
-        for entry in json.loads(b"[" + piece + b"]"):
-            first, second = entry.split(" ") if isinstance(entry, str) else entry
-            if not (first in tokens and second in tokens and first + second in tokens):
-                return False
+        entries: list[Any] = json.loads(b"[" + piece + b"]")
+        pairs = [entry.split(" ") if isinstance(entry, str) else entry for entry in entries]
+        if not all(count == 2 for count in set(map(len, pairs))):
+            return False
+        parts = list(chain.from_iterable(pairs))
+        if not (tokens.issuperset(parts) and tokens.issuperset(map(add, parts[::2], parts[1::2]))):
+            return False
     return True
 
 

@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paritas.ahead import ahead
+from paritas.ahead import WORKERS, ahead
 from paritas.quant import rtn, search
 from paritas.quant.grid import Blocked, Grid, blocked, packed
 from paritas.weights import Blocks, Method, Weight, check_finite
 
 _CACHED = 1 << 16  # numbers at a time: they and what is made of them stay in the processor's cache
+
+SCRATCH_BYTES = 16 * WORKERS * 4 * _CACHED
+"""What quantising takes at most beside its results: a dozen arrays of fp32 a worker, and blocks that wait."""
 
 QUANTISERS: Mapping[Method, Callable[[Blocked, Blocks], Grid]] = {
     Method.RTN: rtn.quantise,
@@ -51,20 +54,24 @@ class _Pass:
 
     def __init__(self, weight: Weight, how: Blocks) -> None:
         self.weight, self.how = weight, how
+        blocks = -(-weight.shape[1] // how.block)
+        self._shapes = {"scales": (weight.shape[0], blocks), "zeros": (weight.shape[0], -(-blocks * how.bits // 8))}
         self._held: dict[str, NDArray[Any]] = {}
 
     def integers(self) -> Iterator[NDArray[np.uint8]]:
         """Packed, block of rows by block of rows."""
-        scales: list[NDArray[np.float32]] = []
-        zeros: list[NDArray[np.uint8]] = []
+        scales = np.empty(self._shapes["scales"], np.float32)
+        zeros = None if self.how.symmetric else np.empty(self._shapes["zeros"], np.uint8)
+        start = 0
         for grid in ahead(lambda rows: quantised(rows, self.how), self._rows()):
-            scales.append(grid.scales)
-            if grid.zeros is not None:
-                zeros.append(packed(grid.zeros, self.how.bits))
+            rows = slice(start, start := start + len(grid.scales))
+            scales[rows] = grid.scales
+            if zeros is not None and grid.zeros is not None:
+                zeros[rows] = packed(grid.zeros, self.how.bits)
             yield packed(grid.integers, self.how.bits)
-        self._held["scales"] = np.concatenate(scales)
-        if zeros:
-            self._held["zeros"] = np.concatenate(zeros)
+        self._held["scales"] = scales
+        if zeros is not None:
+            self._held["zeros"] = zeros
 
     def _rows(self) -> Iterator[NDArray[np.float32]]:
         for block in self.weight.blocks():
@@ -106,6 +113,7 @@ class _Integers(Weight):
 class _Scales(Weight):
     def __init__(self, found: _Pass, shape: tuple[int, ...]) -> None:
         self.shape, self.sources, self.storage = shape, found.weight.sources, found.how.scales
+        self.held = 4 * self.size
         self._found = found
 
     @property
@@ -119,6 +127,7 @@ class _Scales(Weight):
 class _Zeros(Weight):
     def __init__(self, found: _Pass, shape: tuple[int, ...]) -> None:
         self.shape, self.sources = shape, found.weight.sources
+        self.held = self.bytes
         self._found = found
 
     @property

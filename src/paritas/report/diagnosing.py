@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paritas.diagnose.diagnosis import Diagnosis
-from paritas.diagnose.report import ladder
+from paritas.diagnose.report import steps, truncated
 from paritas.report import model
 
 _SHOWN = 3  # operators that are spoken of
@@ -30,8 +30,7 @@ def section(diagnosis: Diagnosis) -> model.Diagnosis:
             for cause in diagnosis.causes
         ),
         ladder=tuple(
-            model.LadderStep(words=step.words, floors=step.floors, mark=step.mark)
-            for step in ladder(diagnosis.experiments)
+            model.LadderStep(words=step.words, floors=step.floors, mark=step.mark) for step in steps(diagnosis)
         ),
         tokens=where.tokens if where else 0,
         regions=tuple(
@@ -67,6 +66,8 @@ def _remarks(diagnosis: Diagnosis) -> Iterator[str]:
             yield f"and {len(diagnosis.where.fused) - _SHOWN} more operators like these"
         if diagnosis.where.missing:
             yield f"not in the graph: {', '.join(diagnosis.where.missing)}"
+    if diagnosis.truncation is not None:
+        yield truncated(diagnosis.truncation)
     for setting in diagnosis.runtime:
         yield f"the difference vanishes with another setting of the runtime: {setting}"
     if not diagnosis.is_proved and diagnosis.smallest:

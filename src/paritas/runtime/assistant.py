@@ -5,7 +5,7 @@ target's keys and values, so ORT GenAI cannot be drafted for.
 """
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +35,7 @@ class Pairing:
 
     Attributes:
         hidden: the target's output whose last row seeds the drafter.
-        embedding: the target's initializer of which the drafter is given the last token's row.
+        embedding: the target's initializer, of floats or of integers; the drafter is given the last token's row.
         scale: multiplies that row.
         borrowed: input of the drafter -> output of the target.
         width: guesses at a time.
@@ -141,14 +141,15 @@ class Assistant:
 
     def embedded(self, token: int) -> Row:
         """The target's embedding of a token, scaled, ``[1, 1, target_hidden]``."""
-        row = self._table(token)
+        row = self._rows(token, token + 1)
         return (row * np.float32(self.pairing.scale)).reshape(1, 1, -1)
 
-    def _table(self, token: int) -> Row:
-        """One row of the target's embedding, dequantised if it is stored as integers."""
-        name, held = self.pairing.embedding, self._held
-        if name in held.quantized:
-            return held.quantized[name].read(token, token + 1)[0]
+    @cached_property
+    def _rows(self) -> Callable[[int, int], Row]:
+        """Reads rows of the target's embedding, dequantised if it is stored as integers."""
+        name, held = self.pairing.embedding, read_held(self._package.proto, self._package.model.parent)
+        if (table := held.quantized.get(name)) is not None:
+            return lambda start, stop: table.read(start, stop)[0]
         found = next((each.stored for each in held.floats if each.stored.name == name), None)
         if found is None:
             raise ParitasError(
@@ -157,11 +158,7 @@ class Assistant:
                 place=str(self._graph.with_name(PAIRING)),
                 hint="Export the pair again: paritas export TARGET OUT --drafter CHECKPOINT",
             )
-        return found.rows(token, token + 1)
-
-    @cached_property
-    def _held(self) -> Any:
-        return read_held(self._package.proto, self._package.model.parent)
+        return found.rows
 
 
 def _session(graph: Path, threads: int | None) -> Any:

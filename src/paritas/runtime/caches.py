@@ -18,6 +18,9 @@ from paritas.runtime.wiring import Reader, Wiring
 GQA = "com.microsoft.GroupQueryAttention"
 WRITERS = frozenset({GQA, "TensorScatter", "ScatterND", "ScatterElements"})
 """Operators that put new keys into a cache of a fixed length, at a place that they are told."""
+SLACK = 16
+"""Tokens of room beyond its window that a cache gets, as ORT GenAI gives it on the CPU: with none, every step moves all
+that is kept; with many, attention goes over many that it does not see (benchmarks/window_cache.py)."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Cache:
         kv_heads, head_dim: of the layer.
         axis: of either half at which the tokens lie, in the graph's own layout.
         fresh: sizes of either half before the first token, the batch left out: ``(kv_heads, 0, head_dim)`` if it
-            grows, else with all its room.
+            grows, else with all its room (:data:`SLACK` beyond the window, if the graph leaves it open).
         window: tokens that it must hold at least, if it drops others; None if it holds them all.
         dtype: of its elements.
         in_place: whether the attention writes the new tokens over the past where past and present are one tensor.
@@ -51,8 +54,8 @@ class Cache:
     in_place: bool = False
 
     def with_room(self, tokens: int) -> "Cache":
-        """With room for so many tokens from the start, if it is written in place; else as it is."""
-        if not self.in_place:
+        """With room for so many tokens from the start, if it is written in place and holds them all; else as it is."""
+        if not self.in_place or self.window is not None:
             return self
         return replace(self, fresh=(*self.fresh[: self.axis - 1], tokens, *self.fresh[self.axis :]))
 
@@ -138,10 +141,10 @@ def _cache(wiring: Wiring, layer: int, past: dict[Slot, Port], present: dict[Slo
     if keys != values or key.element != value.element:
         raise refused("graph-cache-layout", f"layer {layer}: keys are {key}, values are {value}", model)
     names = key.name, value.name, *given
-    growing = keys.window is None and 0 in keys.fresh
+    has_room = keys.window is not None or 0 in keys.fresh
     # What another layer attends to has to be the cache as long as it is, not a buffer with room behind it.
     shared = next((reader for each in given for reader in wiring.readers(each)), None)
-    in_place = growing and shared is None and all(reader.operator == GQA for reader in wiring.readers(key.name))
+    in_place = has_room and shared is None and all(reader.operator == GQA for reader in wiring.readers(key.name))
     return Cache(layer, *names, keys.kv_heads, keys.head_dim, keys.axis, keys.fresh, keys.window, key.dtype, in_place)
 
 
@@ -150,7 +153,7 @@ def _layout(wiring: Wiring, past: Port, present: str, model: Path) -> Layout:
     window = _window(taken)
     match past.dims[1:]:
         case (int(heads), None, int(width)):
-            return Layout(heads, width, 2, (heads, window or 0, width), window)
+            return Layout(heads, width, 2, (heads, 0 if window is None else window + SLACK, width), window)
         case (None, int(heads), int(width)):
             return Layout(heads, width, 1, (0, heads, width), None)
         case (int(first), int(second), int(width)) if _is_written(taken):

@@ -63,14 +63,13 @@ class RawSession:
             data is the package's, which is read where it lies.
         also: outputs besides logits and states that every call shall keep.
         brief: whether it is made for a few calls: weights are used as they lie in their files, not laid out anew first,
-            which takes seconds and a second copy of all of them.
+            which takes seconds and a second copy of all of them; what a call takes is given back after it.
 
     Raises:
         Invalid: ``runtime-failed``; or the graph is no decoder (as :func:`paritas.runtime.ports.read_ports` tells).
     """
 
     runtime = "onnxruntime"
-    goes_back = True
 
     def __init__(
         self,
@@ -85,6 +84,8 @@ class RawSession:
         self.ports = read_ports(package.model, package.head_size, package.rewritten)
         self._model = package.model
         self._capacity = capacity
+        # What has left a window in place is lost, and with it the state before the call.
+        self.goes_back = capacity is None or not any(c.in_place and c.window is not None for c in self.ports.caches)
         self._also = tuple(also)
         options = _ort.SessionOptions()
         options.log_severity_level = _SILENT
@@ -94,6 +95,7 @@ class RawSession:
             options.add_session_config_entry(*entry)
         if brief:
             options.add_session_config_entry(*AS_STORED)
+            options.enable_cpu_mem_arena = False  # which would hold as much as the largest call took, until the end
         if graph is None and package.rewritten is not None:
             graph = package.rewritten.SerializeToString()
         if graph is not None:
@@ -174,6 +176,8 @@ class RawSession:
         length = after.length - ids.shape[1] + count
         if length == after.length:
             return after
+        if not self.goes_back:
+            raise ValueError("a part of a call cannot be kept: its windows have gone on in place")
         if self.ports.states or any(cache.window is not None for cache in self.ports.caches):
             return self.forward(ids[:, :count], before)[1]  # what has left a window or a convolution is lost
         halves = zip(self._layers(), after.caches, after.in_place, strict=True)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from paritas.graph.builder import Graph
 from paritas.quant.packing import Packed
-from paritas.weights import Weight
+from paritas.weights import Blocks, Weight
 
 MICROSOFT = "com.microsoft"
 
@@ -54,8 +54,13 @@ def rows(graph: Graph, table: Weight, ids: ir.Value) -> ir.Value:
     return op.Slice(taken, *limits)
 
 
+def integers_name(parameter: str, how: Blocks) -> str:
+    """The initializer that a parameter's integers are, [outputs, bytes] where rows are taken of it."""
+    return f"{parameter}.int{how.bits}"
+
+
 def _integers(graph: Graph, packed: Packed, weight: Weight) -> ir.Value:
-    name = f"weight.int{packed.how.bits}"
+    name = integers_name("weight", packed.how)
     value = graph.parameter(name, weight)
     if tuple(value.shape or ()) == weight.shape:
         return value

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from paritas.errors import Invalid
 from paritas.runtime.decoder import Decoder
+from paritas.runtime.session import RawSession, RawState
 from paritas.verify.probes import Manner, Probe, Sequence, changed_positions, chunks
 
 Answer = NDArray[np.float32]
@@ -117,11 +118,16 @@ def kept(decoder: Decoder, ids: tuple[int, ...], shapes: tuple[tuple[int, int, i
         raise Invalid("cache-elsewhere", f"{decoder.runtime} does not show the package's caches")
     if len(tensors) != len(shapes):
         raise _elsewhere(f"{len(tensors)} tensors beside transformers' {len(shapes)}")
-    found: list[Answer] = []
-    for tensor, (heads, tokens, width) in zip(tensors, shapes, strict=True):
+    for tensor in tensors:
         if (kind := tensor.data_type()) not in ("tensor(float)", "tensor(float16)"):
             raise _elsewhere(f"{kind} has no counterpart in numpy")
-        array = np.asarray(tensor.numpy(), np.float32)
+    # What lies in a cache behind the tokens that it holds is nobody's.
+    held: tuple[Answer, ...] = (
+        decoder.held(state) if isinstance(decoder, RawSession) and isinstance(state, RawState) else ()
+    )
+    arrays = (*held, *(np.asarray(tensor.numpy(), np.float32) for tensor in tensors[len(held) :]))
+    found: list[Answer] = []
+    for array, (heads, tokens, width) in zip(arrays, shapes, strict=True):
         if array.ndim == 3:  # [batch, channels, tokens]
             array = array.swapaxes(1, 2)[:, np.newaxis]
         if array.ndim == 4 and 0 < array.shape[1] < heads and heads % array.shape[1] == 0:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paritas.errors import Invalid
+from paritas.verify.spool import release
 from paritas.verify.verdict import PROVEN_FLOORS
 
 Logits = NDArray[np.floating[Any]]
@@ -136,7 +137,7 @@ def check_shape(want: tuple[int, ...], got: tuple[int, ...]) -> None:
 def differ(want: Logits, got: Logits) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Greatest absolute difference over the vocabulary, and the token it is at, each ``[positions]``.
 
-    Infinite where ``got`` is not finite. Works in blocks of rows, in fp64.
+    Infinite where ``got`` is not finite. Works in blocks of rows, in fp64; of mapped logits no more lie in memory.
     """
     most, where = np.empty(len(want)), np.empty(len(want), np.int64)
     for rows in blocks(len(want)):
@@ -145,6 +146,8 @@ def differ(want: Logits, got: Logits) -> tuple[NDArray[np.float64], NDArray[np.i
         gap[~np.isfinite(gap)] = np.inf
         where[rows] = gap.argmax(axis=1)
         most[rows] = gap.max(axis=1)
+        release(want)
+        release(got)
     return most, where
 
 

@@ -19,10 +19,10 @@ from paritas.runtime.session import RawSession
 from paritas.verify.caches import KeptNoise, Tensors, rows
 from paritas.verify.compare import compare
 from paritas.verify.evidence import Evidence
-from paritas.verify.floor import FP64, NUDGED, SDPA
 from paritas.verify.judging import Judged, invalid, not_tested, record_of
 from paritas.verify.probes import Manner, Probe
 from paritas.verify.reference import Reference
+from paritas.verify.varying import vary
 from paritas.verify.verdict import combine
 
 _NAME = re.compile(r"hidden_states\.(\d+)")
@@ -87,25 +87,9 @@ def _noise(checkpoint: Checkpoint, ids: Sequence[int], names: Sequence[str]) -> 
     reference = Reference(checkpoint)
     noise = KeptNoise(_wanted(reference, ids, names))
 
-    def add(variant: str) -> None:
-        try:
-            noise.add(variant, _wanted(reference, ids, names))
-        except Invalid as error:
-            if error.code not in ("reference-refused", "variant-not-finite"):
-                raise
-            noise.drop(variant)
-
-    try:
-        with reference.sdpa():
-            add(SDPA)
-    except Invalid as error:
-        if error.code != "reference-refused":
-            raise
-    reference.to_fp64()
-    add(FP64)
-    for seed, variant in enumerate(NUDGED):
-        reference.nudge(seed)
-        add(variant)
+    refused = vary(reference, lambda variant: noise.add(variant, _wanted(reference, ids, names)))
+    for variant in refused:
+        noise.drop(variant)
     return noise
 
 

@@ -1,7 +1,7 @@
 """Runs the reference once over all sequences: its logits, and the floor of every position."""
 
 import gc
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +22,8 @@ from paritas.verify.power import Power, Sight
 from paritas.verify.probes import Manner, Probe, Sequence
 from paritas.verify.provenance import checkpoint_record
 from paritas.verify.reference import Facts, Reference
-from paritas.verify.routing import Heard, Noises
+from paritas.verify.routing import Heard, Noises, Ties
+from paritas.verify.spool import spooled
 from paritas.verify.text import ids_source
 
 
@@ -244,26 +245,42 @@ class _Run:
 
     def _reroute(self) -> None:
         """Sequences in which a router's choice hangs on rounding, with each such choice made the other way."""
-        for name, heard in self._heard.items():
-            ties = self._routers.ties(heard)
-            if ties.first is None:
-                continue
-            with self.reference.rerouting(ties):
-                self._add(REROUTED, name, self._ask(self.sequences[name]))
-            self.noise[name].cut(REROUTED, ties.first)
+        for name, ties, first in self._tied(self._routers):
+            self._choose_the_other_way(self.noise[name], name, ties, first)
             if name == "short" and self.kept is not None:
                 ids = self.sequences[name].ids
                 with self.reference.rerouting(ties):
                     self.kept.add(REROUTED, self.reference.keys_values(ids))
-                self.kept.cut(REROUTED, ties.first, len(ids))
+                self.kept.cut(REROUTED, first, len(ids))
+
+    def _tied(self, routers: Noises) -> Iterator[tuple[str, Ties, int]]:
+        """Sequences with ties within the noise of their routers, and the first token of each that has one."""
+        for name, heard in self._heard.items():
+            ties = routers.ties(heard)
+            if ties.first is not None:
+                yield name, ties, ties.first
+
+    def _choose_the_other_way(self, noise: Noise, name: str, ties: Ties, first: int) -> None:
+        with self.reference.rerouting(ties):
+            noise.add(REROUTED, self.logits[name], self._ask(self.sequences[name]))
+        noise.cut(REROUTED, first)
 
     def narrow(self, dtype: str) -> None:
-        """What transformers in a narrow dtype differs from itself in fp32, as floors."""
+        """What transformers in a narrow dtype differs from itself in fp32, as floors.
+
+        Routers hear more noise in it, so that more of their choices hang on rounding than in fp32; transformers and
+        the package then part at other tokens each, and those choices are made the other way here too.
+        """
         noise = {name: Noise.of(logits) for name, logits in self.logits.items()}
+        routers = Noises()
         try:
             with self.reference.in_dtype(dtype):
                 for name, sequence in self.sequences.items():
-                    noise[name].add(dtype, self.logits[name], self._ask(sequence))
+                    with self.reference.hearing() as heard:
+                        noise[name].add(dtype, self.logits[name], self._ask(sequence))
+                    routers.add(self._heard[name], heard)
+                for name, ties, first in self._tied(routers):
+                    self._choose_the_other_way(noise[name], name, ties, first)
         except Invalid as refusal:
             self.refused_narrow = refusal.fact
         else:
@@ -292,8 +309,8 @@ class _Run:
             chosen = logits[sequence.prompt - 1 : sequence.prompt - 1 + len(sequence.greedy)].argmax(axis=1)
             sequence = replace(sequence, greedy=tuple(chosen.tolist()))
         self.sequences[sequence.name] = sequence
-        self.logits[sequence.name] = logits
         self.noise[sequence.name] = Noise.of(logits)
+        self.logits[sequence.name] = spooled(logits)
         self._tick("reference, one pass")
 
     def _ask(self, sequence: Sequence) -> Logits:

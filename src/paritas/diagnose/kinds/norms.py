@@ -50,6 +50,12 @@ KINDS = (
         ("onnxruntime/mobius#474", "vllm-metal#659"),
     ),
     Kind(
+        "value-norm-missing",
+        "value-norm",
+        always,
+        "Values are not normalised. The norm has no weight, so that no tensor of the checkpoint asks for it.",
+    ),
+    Kind(
         "qk-norm-after-rope",
         "qk-norm-order",
         always,

@@ -52,6 +52,39 @@ KINDS = (
         ("unslothai/unsloth#1218",),
     ),
     Kind(
+        "per-layer-scale-missing",
+        "per-layer-scale",
+        lambda d: d.package == 1.0,
+        "Per-layer inputs are made of rows of a table and of a projection of the embedding, and each of the two and "
+        "their sum is multiplied by a number; the package leaves one out.",
+    ),
+    Kind(
+        "per-layer-scale-wrong",
+        "per-layer-scale",
+        always,
+        "Per-layer inputs are multiplied by another number.",
+    ),
+    Kind(
+        "activation-sparsity-missing",
+        "activation-sparsity",
+        lambda d: d.package is None,
+        "Of the MLP's gates, the model lets through those alone that stand out of their token's (activation "
+        "sparsity); the package lets through all.",
+    ),
+    Kind(
+        "activation-sparsity-unwanted",
+        "activation-sparsity",
+        lambda d: d.reference is None,
+        "Gates are cut off in a layer in which the model cuts none off: the pattern of the layers was not read.",
+    ),
+    Kind(
+        "activation-sparsity-wrong",
+        "activation-sparsity",
+        always,
+        "Gates are cut off at another height: the standard deviation is a sample's and not the population's, or the "
+        "share is another.",
+    ),
+    Kind(
         "activation-gelu-exact",
         "activation",
         _activations("gelu", "gelu_tanh"),

@@ -62,6 +62,14 @@ KINDS = (
         "The norms of queries and keys hold each other's weights.",
     ),
     Kind(
+        "norms-exchanged",
+        "weight",
+        lambda d: d.facts["is_norm"] and d.facts.get("exchanged", False) and d.facts["likeness"] == "another-tensor",
+        "Two norms of a layer hold each other's weights: the one behind attention stands behind the MLP, or the one "
+        "before it, and the other way round.",
+        ("onnxruntime/mobius#474",),
+    ),
+    Kind(
         "gate-up-swapped",
         "weight",
         lambda d: (

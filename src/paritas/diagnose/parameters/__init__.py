@@ -1,9 +1,11 @@
 """What a decoder computes with, read off the package and off the live reference, and each written into the other."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
+from paritas.diagnose.norm_places import norms_in_their_places
 from paritas.diagnose.parameters.absent import absent_differences
 from paritas.diagnose.parameters.activation import activation_differences
 from paritas.diagnose.parameters.caches import cache_differences
@@ -16,6 +18,7 @@ from paritas.diagnose.parameters.masks import mask_differences
 from paritas.diagnose.parameters.mixture import mixture_differences
 from paritas.diagnose.parameters.norms import norm_differences
 from paritas.diagnose.parameters.packed import packed_differences
+from paritas.diagnose.parameters.per_layer_inputs import per_layer_input_differences
 from paritas.diagnose.parameters.positions import position_differences
 from paritas.diagnose.parameters.qk_norm import qk_norm_differences
 from paritas.diagnose.parameters.residual import residual_differences
@@ -23,6 +26,8 @@ from paritas.diagnose.parameters.rope import rope_differences
 from paritas.diagnose.parameters.rope_by_length import rope_by_length_differences
 from paritas.diagnose.parameters.rounded_values import rounded_value_differences
 from paritas.diagnose.parameters.scores import score_differences
+from paritas.diagnose.parameters.sparsity import sparsity_differences
+from paritas.diagnose.parameters.value_norm import value_norm_differences
 from paritas.diagnose.parameters.weights import weight_differences
 from paritas.diagnose.parameters.wiring import wiring_differences
 from paritas.diagnose.parameters.written import written_differences
@@ -34,10 +39,12 @@ READERS: tuple[Reader, ...] = (
     packed_differences,
     absent_differences,
     embedding_differences,
+    per_layer_input_differences,
     norm_differences,
     rope_differences,
     rope_by_length_differences,
     qk_norm_differences,
+    value_norm_differences,
     score_differences,
     clip_differences,
     mask_differences,
@@ -48,6 +55,7 @@ READERS: tuple[Reader, ...] = (
     kv_source_differences,
     rounded_value_differences,
     activation_differences,
+    sparsity_differences,
     mixture_differences,
     residual_differences,
     wiring_differences,
@@ -58,4 +66,5 @@ READERS: tuple[Reader, ...] = (
 
 def differences(case: Case) -> tuple[Difference, ...]:
     """Every parameter whose value in the package is not the reference's."""
-    return tuple(found for read in READERS for found in read(case))
+    seen = replace(case, slots=norms_in_their_places(case))
+    return tuple(found for read in READERS for found in read(seen))

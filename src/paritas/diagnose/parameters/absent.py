@@ -1,6 +1,7 @@
 """Tensors of the checkpoint that have no place in the graph: a missing bias, a missing norm of queries and keys."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from paritas.diagnose.difference import Difference
 from paritas.diagnose.edit import Edit, RefusedError
 from paritas.diagnose.parameters.weights import reference_offset
 from paritas.diagnose.reading import wiring
+from paritas.diagnose.slices import has_rows_of
 from paritas.diagnose.slots import Slot
 from paritas.diagnose.subgraphs import head_norm, layer_norm, rms_norm
+from paritas.runtime.quantized import quantized
 
 Rows = NDArray[np.float32]
 _SINK = 11  # input of GroupQueryAttention
@@ -25,9 +28,13 @@ def absent_differences(case: Case) -> Iterator[Difference]:
     """Every tensor that the reference computes with and the graph does not."""
     there = {slot.tensor for slot in case.slots} | {slot.held for slot in case.slots}
     there |= {name for record in case.identity.initializers if record.quantized for name in record.tensors}
-    for tensor in case.tensors:
-        if tensor in there or tensor not in case.identity.sources or case.live.owner(tensor) is None:
-            continue  # single numbers have no identity
+    strange = _unplaced_integers(case)
+    absent = [tensor for tensor in case.identity.sources if tensor not in there]  # single numbers have no identity
+    owned = [(tensor, owner[0]) for tensor in absent if (owner := case.live.owner(tensor)) is not None]
+    computing = _computing(case) if owned else set[int]()
+    for tensor, module in owned:
+        if id(module) not in computing or any(has_rows_of(part, case.identity.sources[tensor]) for part in strange):
+            continue
         path, _, name = tensor.rpartition(".")
         if name == "bias":
             yield _bias(case, tensor, path)
@@ -39,6 +46,30 @@ def absent_differences(case: Case) -> Iterator[Difference]:
             yield _missing_norm(case, tensor, path)
         else:
             yield _nowhere(case, tensor, None)
+
+
+def _unplaced_integers(case: Case) -> list[Rows]:
+    """What weights of integers stand for that no place is known of: parts of a tensor whose rows alternate."""
+    placed = {slot.use.record.name for slot in case.slots}
+    weights = quantized(case.shipped.nodes, case.shipped.tensors)
+    return [weight.read(0, weight.rows)[0] for name, weight in weights.items() if name not in placed]
+
+
+def _computing(case: Case) -> set[int]:
+    """Ids of the reference's modules that text goes through: a tower for images or sound has no place in the graph.
+
+    What is in a layer of the decoder counts, an expert too that nobody chose.
+    """
+    found = {id(module) for layer in case.live.layers for module in layer.modules()}
+
+    def runs(module: Any, *_: Any) -> None:
+        found.add(id(module))
+
+    with ExitStack() as stack:
+        for module in case.live.model.modules():
+            stack.callback(module.register_forward_hook(runs).remove)
+        case.live.forward(np.array([[1, 2, 3]], np.int64))
+    return found
 
 
 def _values(case: Case, tensor: str) -> Rows:

@@ -19,7 +19,7 @@ from paritas.diagnose.xielu import Xielu, xielu_of
 from paritas.verify.loading import require_torch
 
 Line = NDArray[np.float32]
-_LINE: Line = np.linspace(-6, 6, 241, dtype=np.float32)
+LINE: Line = np.linspace(-6, 6, 241, dtype=np.float32)
 _HALF = 120
 _CLOSE = 1e-5
 _GATES = ("gate_proj", "gate_up_proj", "w1", "fc1", "c_fc", "dense_h_to_4h", "fc_in", "up_proj")
@@ -32,16 +32,16 @@ def activation_differences(case: Case) -> Iterator[Difference]:
     """The activation of each layer's MLP."""
     for layer in range(len(case.live.layers)):
         found = activation(case.live, layer)
-        place = _place(case, layer)
+        place = place_of(case, layer)
         if found is None or place is None:
             continue
         module, name, wanted = found
         start, end = place
-        values = evaluate(case.view, [end], {start: _LINE[None, None]})
-        if values is None or values[0].size != _LINE.size:
+        values = evaluate(case.view, [end], {start: LINE[None, None]})
+        if values is None or values[0].size != LINE.size:
             continue
-        half = evaluate(case.view, [end], {start: _LINE[None, None, :_HALF]})
-        line, right = values[0].reshape(-1), applied(wanted, _LINE)
+        half = evaluate(case.view, [end], {start: LINE[None, None, :_HALF]})
+        line, right = values[0].reshape(-1), applied(wanted, LINE)
         if half is None or not np.allclose(half[0].reshape(-1), line[:_HALF], atol=_CLOSE):
             continue  # it looks at a token's other numbers too
         if np.abs(line - right).max() <= _CLOSE:
@@ -53,7 +53,7 @@ def activation_differences(case: Case) -> Iterator[Difference]:
 
 def _told(line: Line) -> Told:
     """The activation that makes this of the numbers that are asked."""
-    return word_of(_LINE, line) or xielu_of(_LINE, line)
+    return word_of(LINE, line) or xielu_of(LINE, line)
 
 
 def _break(case: Case, module: Any, name: str, function: Callable[[Any], Any]) -> Break:
@@ -73,7 +73,7 @@ def _own(case: Case, start: str, end: str) -> Callable[[Any], Any]:
 
 def _difference(layer: int, place: tuple[str, str], got: Told, wanted: Told, breaks: Break) -> Difference:
     start, end = place
-    write = wanted.write if isinstance(wanted, Xielu) else _WRITTEN.get(wanted or "")
+    write = wanted.write if isinstance(wanted, Xielu) else WRITTEN.get(wanted or "")
 
     def repairs(edit: Edit) -> None:
         node = edit.node(end)
@@ -101,7 +101,7 @@ def _word(told: Told) -> str:
     return "xielu" if isinstance(told, Xielu) else told or "none that is known"
 
 
-def _place(case: Case, layer: int) -> tuple[str, str] | None:
+def place_of(case: Case, layer: int) -> tuple[str, str] | None:
     """The value that the activation takes, and the one that it makes."""
     slots = [slot for slot in case.slots if slot.layer == layer and slot.tensor.endswith(".weight")]
     by_name: Mapping[str, Slot] = {slot.tensor.split(".")[-2]: slot for slot in slots}
@@ -188,7 +188,7 @@ def _relu2(edit: Edit, x: str) -> str:
     return _op(edit, "Mul", relu, relu)
 
 
-_WRITTEN: Mapping[str, Callable[[Edit, str], str]] = {
+WRITTEN: Mapping[str, Callable[[Edit, str], str]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "silu": _silu,

@@ -38,7 +38,7 @@ def mixture_differences(case: Case) -> Iterator[Difference]:
         if made is not None:
             yield from _gating(case, mixture, found, holders, made)
             yield from _routing(case, mixture, found, made)
-            yield from _share(case, mixture, made)
+            yield from _share(case, mixture, found, made)
 
 
 def _same(got: Rows, wanted: Rows) -> bool:
@@ -260,7 +260,7 @@ def _written(edit: Edit, scores: str, rule: Rule) -> tuple[str, str]:
 # The shared expert.
 
 
-def _share(case: Case, mixture: Mixture, made: Read) -> Iterator[Difference]:
+def _share(case: Case, mixture: Mixture, found: Region, made: Read) -> Iterator[Difference]:
     if mixture.shared is None or made.share is None:
         return
     before = mixture.shared[1].astype(np.float64)
@@ -279,13 +279,12 @@ def _share(case: Case, mixture: Mixture, made: Read) -> Iterator[Difference]:
         number = parent.shared_expert_gate(args[0])
         return out * ((number if is_raw else 1) / number.sigmoid())  # type: ignore[operator]
 
-    slot = next((each for each in case.slots if each.tensor == f"{mixture.path}.shared_expert_gate.weight"), None)
-
     def repairs(edit: Edit) -> None:
-        if slot is None or not is_raw:
-            raise RefusedError("the graph has no gate of the shared expert")
-        number = slot.use.node.output[0]
-        edit.redirect(number, op(edit, "Sigmoid", number), f"Sigmoid after {number}: inserted")
+        if is_raw:
+            number = _output(case, f"{mixture.path}.shared_expert_gate.weight")
+            edit.redirect(number, op(edit, "Sigmoid", number), f"Sigmoid after {number}: inserted")
+        else:
+            _gate_shared(edit, case, mixture, found)
 
     yield Difference(
         parameter="expert-shared",
@@ -297,3 +296,24 @@ def _share(case: Case, mixture: Mixture, made: Read) -> Iterator[Difference]:
         breaks=lambda: case.live.calling(parent.shared_expert, times),
         repairs=repairs,
     )
+
+
+def _gate_shared(edit: Edit, case: Case, mixture: Mixture, found: Region) -> None:
+    """Multiply what the shared expert gives by the sigmoid of the number that its gate makes of what it takes."""
+    given, name = _output(case, f"{mixture.path}.shared_expert.down_proj.weight"), "shared_expert_gate.weight"
+    source = case.identity.sources[f"{mixture.path}.{name}"]
+    weight = edit.add_initializer(name, np.asarray(source.values, np.float32).reshape(-1, 1))
+    number = op(edit, "Sigmoid", op(edit, "MatMul", found.x, weight))
+    edit.redirect(given, op(edit, "Mul", given, number), f"gate of the shared expert after {given}: inserted")
+
+
+def _output(case: Case, tensor: str) -> str:
+    """What the graph computes with a tensor.
+
+    Raises:
+        RefusedError: it has none.
+    """
+    slot = next((each for each in case.slots if each.tensor == tensor), None)
+    if slot is None:
+        raise RefusedError(f"the graph does not compute with {tensor}")
+    return slot.use.node.output[0]

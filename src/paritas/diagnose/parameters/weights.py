@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,14 @@ _LAST_BITS = 2.0**-22  # relative to the largest value: how a sum was folded
 
 def weight_differences(case: Case) -> Iterator[Difference]:
     """Every tensor of the checkpoint whose place in the graph holds other values."""
+    found = tuple(_wrong(case))
+    holds = {str(each.facts["held"]): each.facts.get("tensor") for each in found}
+    for each in found:
+        is_exchanged = holds.get(str(each.facts.get("tensor"))) == each.facts["held"]
+        yield replace(each, facts={**each.facts, "exchanged": is_exchanged})
+
+
+def _wrong(case: Case) -> Iterator[Difference]:
     for slot in case.slots:
         added = reference_offset(case.live, slot.tensor)
         if _is_identical(slot, added):

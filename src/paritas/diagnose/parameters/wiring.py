@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
+import onnx
 
 from paritas.audit.finding import layer_of
 from paritas.diagnose.case import Case
@@ -16,6 +17,11 @@ from paritas.diagnose.streams import Sum
 from paritas.diagnose.sums import Consumer, Known, known, reference
 
 _CLOSE = 1e-4
+_ALONE = {
+    "SkipSimplifiedLayerNormalization": ("SimplifiedLayerNormalization", 3),
+    "SkipLayerNormalization": ("LayerNormalization", 4),
+}
+"""Skip norm -> the norm without a sum, and where its weights end among the inputs."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +160,9 @@ def _repair(edit: Edit, graph: Known, target: _Target) -> None:
         return
     for consumer in target.takers:
         if consumer.value in graph.sums and graph.sums[consumer.value] is consumer.node:
-            raise RefusedError(f"{consumer.node.op_type} adds and normalises at once")
-        _give(edit, graph, consumer, _added(edit, terms))
+            _normalise(edit, consumer, _added(edit, terms))
+        else:
+            _give(edit, graph, consumer, _added(edit, terms))
 
 
 def _term(edit: Edit, graph: Known, name: str, factor: float) -> str:
@@ -183,6 +190,15 @@ def _added(edit: Edit, terms: Sequence[str]) -> str:
     for term in rest:
         total = edit.insert_node("Add", [total, term])
     return total
+
+
+def _normalise(edit: Edit, consumer: Consumer, new: str) -> None:
+    """A norm of its own for another sum; the operator that added and normalised at once goes on adding."""
+    node = edit.node(consumer.node.output[0])
+    operator, end = _ALONE[node.op_type]
+    held = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if a.name == "epsilon"}
+    made = edit.insert_node(operator, [new, *node.input[2:end]], attributes={"axis": -1, **held})
+    edit.redirect(node.output[0], made, f"{operator} of its own for {consumer.path}: inserted")
 
 
 def _give(edit: Edit, graph: Known, consumer: Consumer, new: str) -> None:
