@@ -40,7 +40,8 @@ HEAD = """# Quantised families
 
 Every family's tiny checkpoints (`tests/tiny*.py`), exported in int8 and int4, and held against the dequantised weights
 that the package stores, at the gate of an fp32 build: [precision](../explanation/precision.md) says how. The worst of
-all probes is in floors, up to 5 is `proven`; KL is what rounding costs a random model, in nats.
+all probes is in floors, up to 5 is `proven`; KL is what rounding costs a random model, in nats. Target `onnx` has no
+operators on integers and refuses both (`precision-unsupported`).
 `python benchmarks/quantised_families.py --write` writes this page.
 """
 TITLE = "| family | checkpoint | dtype | target | verdict | floors | KL |\n|---|---|---|---|---|---|---|\n"

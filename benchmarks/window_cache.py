@@ -2,8 +2,8 @@
 
     python benchmarks/window_cache.py [--window 512] [--heads 4] [--kv-heads 1] [--head-dim 256]
 
-One layer of GroupQueryAttention, one thread, processor time, its cache in place, over steps that fill and empty the room
-at least once. Each row twice, the second time in the other order. `full` has room for all tokens, after two windows.
+One layer of GroupQueryAttention, one thread, processor time, its cache in place, over steps that fill and empty the
+room at least once. Each row twice, the second time in the other order. `full` holds all tokens, two windows and more.
 """
 
 import argparse
@@ -21,7 +21,8 @@ LEAST = 300  # steps
 def graph(window: int, heads: int, kv_heads: int, head_dim: int, windowed: bool) -> bytes:
     """The layer alone."""
     text = f"""<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
-    layer (float[1, n, {heads * head_dim}] q, float[1, n, {kv_heads * head_dim}] k, float[1, n, {kv_heads * head_dim}] v,
+    layer (float[1, n, {heads * head_dim}] q,
+           float[1, n, {kv_heads * head_dim}] k, float[1, n, {kv_heads * head_dim}] v,
            float[1, {kv_heads}, c, {head_dim}] past_k, float[1, {kv_heads}, c, {head_dim}] past_v,
            int32[1] last, int32 total)
         => (float[1, n, {heads * head_dim}] out, float[1, {kv_heads}, c, {head_dim}] present_k,

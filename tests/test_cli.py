@@ -288,6 +288,16 @@ def test_an_export_needs_no_torch(model: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_an_export_reads_no_formulas(model: Path, tmp_path: Path) -> None:
+    """sympy is a third of all imports; whoever has formulas in shapes gets it all the same."""
+    told = "import atexit, sys; atexit.register(lambda: print('sympy.core' in sys.modules, file=sys.stderr))"
+    begun = "from paritas.cli import main"
+    done = shell("export", model, tmp_path / "out", "--no-verify", "--quiet", code=f"{told}; {begun}; main()")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "False"), done.stderr
+    use = "from paritas.late import import_late; import_late(); import onnx_ir; print(onnx_ir.SymbolicDim('N') + 1)"
+    assert shell(code=use).stdout == "N + 1\n"
+
+
 def test_genai_is_missed_first(package: Path) -> None:
     code = without("onnxruntime_genai")
     for words in (("generate", package, "hi"), ("verify", package, "--against", "nowhere")):

@@ -106,7 +106,7 @@ def test_in_a_narrow_dtype_the_other_choice_is_in_the_floor_too(
     verdicts = dict[str, Verdict]()
     for package in ("right", "wrong"):
         evidence = run.judge(open_package(tmp_path / package), truths, ("onnxruntime",))
-        verdicts |= {package: probe.verdict for probe in evidence.probes if probe.id == "shipped"}
+        (verdicts[package],) = (probe.verdict for probe in evidence.probes if probe.id == "shipped")
     assert verdicts == {"right": Verdict.PROVEN, "wrong": Verdict.DIVERGES}
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 import paritas.package.vocabulary as vocabulary
 from paritas.errors import ParitasError
-from paritas.package.tokenizer import read_tokenizer
+from paritas.export import failing_with
+from paritas.package.tokenizer import read_tokenizer, reading
 
 LETTERS = [*"abcdefgh", "é", "🦢", "\n", '"', "\\", "1", ",", "1,", '": {', "},", "]"]
 
@@ -117,3 +119,23 @@ def test_a_file_that_is_cut_is_refused(values: dict[str, Any], keep: float) -> N
 )
 def test_every_other_file_is_loaded_whole(values: dict[str, Any], change: Callable[[Any], bytes]) -> None:
     assert vocabulary.taken_apart(change(values)) is None
+
+
+def test_a_check_that_fails_stops_the_work_beside_it(values: dict[str, Any]) -> None:
+    """A broken tokenizer is told at the next step, not when all weights are written."""
+    DAMAGES["a merge of three"](values)
+    told: list[int] = []
+    with reading({"tokenizer.json": written(values)}, "here") as check:
+        wait([check])
+        progress = failing_with(check, lambda _, done, __: told.append(done))
+        with pytest.raises(ParitasError, match="tokenizer-corrupt"):
+            progress("writing weights", 1, 2)
+    assert not told
+
+
+def test_a_check_that_ends_well_stops_nothing(values: dict[str, Any]) -> None:
+    told: list[int] = []
+    with reading({"tokenizer.json": written(values)}, "here") as check:
+        wait([check])
+        failing_with(check, lambda _, done, __: told.append(done))("writing weights", 1, 2)
+    assert told == [1]

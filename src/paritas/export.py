@@ -94,7 +94,7 @@ def export(
     check_resources(out, plan.bytes + measured + (drafter.bytes if drafter else 0), plan.graph.weights)
     expected = memory_forecast(plan.graph.weights, plan.files) + _mapped(plan.checkpoint)
     with staging(out) as folder, reading(plan.files, str(plan.checkpoint.path)) as tokenizer:
-        progress = _failing_with(tokenizer, progress)
+        progress = failing_with(tokenizer, progress)
         plan, budget = _within_budget(plan, options, folder, progress)
         write_package(plan, folder, progress)
         if budget is not None:
@@ -171,7 +171,7 @@ def write_package(plan: Plan, folder: Path, progress: Progress) -> None:
     _write_json(folder / "evidence" / "export.json", _record(plan, digest, linked, time.perf_counter() - started))
 
 
-def _failing_with(check: Future[Any], progress: Progress) -> Progress:
+def failing_with(check: Future[Any], progress: Progress) -> Progress:
     """The same, and what the check finds wrong stops the work at its next step."""
 
     def told(step: str, done: int, total: int) -> None:

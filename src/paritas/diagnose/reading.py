@@ -56,13 +56,17 @@ def scaling_embedding(live: Live, value: float, was: float) -> Generator[None]:
 
 
 def activation(live: Live, layer: int) -> tuple[Any, str, Callable[[Any], Any]] | None:
-    """The module of a layer that has an activation, what it calls it, and the function; None if there is none."""
-    for module in live.layers[layer].modules():
-        for name in _ACTIVATIONS:
-            function = getattr(module, name, None)
-            if callable(function) and "attention" not in type(module).__name__.lower():
-                return module, name, function
-    return None
+    """The module of a layer's MLP that has an activation, what it calls it, and the function; None if there is none."""
+    whole = live.layers[layer]
+    inner = [module for module in whole.modules() if module is not whole]
+    return next((found for module in (*inner, whole) if (found := activation_of(module)) is not None), None)
+
+
+def activation_of(module: Any) -> tuple[Any, str, Callable[[Any], Any]] | None:
+    """The same of one module."""
+    is_attention = "attention" in type(module).__name__.lower()
+    functions = ((name, getattr(module, name, None)) for name in _ACTIVATIONS)
+    return next(((module, name, each) for name, each in functions if callable(each) and not is_attention), None)
 
 
 @contextmanager

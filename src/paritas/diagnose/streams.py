@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,7 +21,7 @@ Sum = Mapping[str, float]
 """Name -> factor: ``model.layers.1.in`` is what a layer takes, a module's path what it gives."""
 
 _IDS = np.array([[3, 5, 2, 7, 4, 6, 9, 1]], np.int64)
-_MOST = 3  # terms of a sum
+_MOST = 4  # terms of a sum: the stream, attention, MLP and a per-layer input
 _CLOSE = 1e-6
 """Relative to the terms of each number: a few roundings in fp32, and a factor's own."""
 
@@ -66,11 +67,12 @@ def streams(live: Live, paths: Sequence[str], final: str, head: str) -> Streams:
         live.forward(_IDS)
     known: dict[str, Rows] = {}
     for name, taken, given in heard.events:
-        found.sums[name] = _sum(known, taken)
-        found.taken.setdefault(name, taken)
+        if name not in found.taken:  # of a module that is called twice in a layer, the first call
+            found.sums[name] = _sum(known, taken)
+            found.taken[name] = taken
         if given is None:
             known = {name: taken}
-        elif given.shape == next(iter(known.values()), given).shape:
+        elif given.shape[1] == next(iter(known.values()), given).shape[1]:  # layers may take several streams
             known.setdefault(name, given)
         found.there |= {each: rows for each, rows in known.items() if each not in found.there}
         found.order.append(name)
@@ -99,8 +101,11 @@ def _is_sum(terms: Sequence[Rows], wanted: Rows) -> bool:
 
 
 def _told(factor: float) -> float:
-    """A whole number, where it is one but for rounding; else the digits that a sum in fp32 tells."""
-    return float(round(factor)) if abs(factor - round(factor)) < 1e-4 else float(f"{factor:.7g}")
+    """A whole number or a weight in bf16, where it is one but for rounding; else the digits that fp32 tells."""
+    if abs(factor - round(factor)) < 1e-4:
+        return float(round(factor))
+    short = float(np.asarray(factor, ml_dtypes.bfloat16))
+    return short if abs(factor - short) < _CLOSE * abs(factor) else float(f"{factor:.7g}")
 
 
 class _Heard:

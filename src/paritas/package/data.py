@@ -58,7 +58,7 @@ def write_data(
 
 
 def _keep_memory() -> None:
-    """Let the C library keep the memory of blocks that are done with, and not fetch it zeroed from the system each time.
+    """Let the C library keep the memory of blocks that are done with: from the system it comes anew and zeroed.
 
     glibc maps what is larger than the largest block that it has ever unmapped: one that nobody touches is enough.
     """

@@ -65,6 +65,12 @@ KINDS = (
         "Per-layer inputs are multiplied by another number.",
     ),
     Kind(
+        "multiplier-absent",
+        "multiplier",
+        always,
+        "The model multiplies what a projection takes by a vector of the checkpoint, which the package leaves out.",
+    ),
+    Kind(
         "activation-sparsity-missing",
         "activation-sparsity",
         lambda d: d.package is None,

@@ -12,6 +12,7 @@ from paritas.diagnose.asked_norms import epsilon_of, subtracts_mean
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Difference
 from paritas.diagnose.edit import Edit, RefusedError
+from paritas.diagnose.parameters.multipliers import is_used, multiplier_difference
 from paritas.diagnose.parameters.weights import reference_offset
 from paritas.diagnose.reading import wiring
 from paritas.diagnose.slices import has_rows_of
@@ -21,13 +22,15 @@ from paritas.runtime.quantized import quantized
 
 Rows = NDArray[np.float32]
 _SINK = 11  # input of GroupQueryAttention
+_MATRIX = 2  # axes; what has more is a stack of them, of which no slot is made
 _FAR_BELOW = -1e4  # a score of which the softmax makes nothing
 
 
 def absent_differences(case: Case) -> Iterator[Difference]:
     """Every tensor that the reference computes with and the graph does not."""
     there = {slot.tensor for slot in case.slots} | {slot.held for slot in case.slots}
-    there |= {name for record in case.identity.initializers if record.quantized for name in record.tensors}
+    whole = [each for each in case.identity.initializers if each.quantized or len(each.shape) > _MATRIX]
+    there |= {name for record in whole for name in record.tensors}
     strange = _unplaced_integers(case)
     absent = [tensor for tensor in case.identity.sources if tensor not in there]  # single numbers have no identity
     owned = [(tensor, owner[0]) for tensor in absent if (owner := case.live.owner(tensor)) is not None]
@@ -44,8 +47,8 @@ def absent_differences(case: Case) -> Iterator[Difference]:
             yield _norm(case, tensor, path)
         elif name == "weight" and "norm" in path.rpartition(".")[2]:
             yield _missing_norm(case, tensor, path)
-        else:
-            yield _nowhere(case, tensor, None)
+        elif is_used(case, tensor):
+            yield multiplier_difference(case, tensor) or _nowhere(case, tensor, None)
 
 
 def _unplaced_integers(case: Case) -> list[Rows]:

@@ -1,6 +1,6 @@
 """The MLP's activation as a function: the graph's evaluated on a line of numbers, and the reference's."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from paritas.diagnose.activations import applied, library, word_of
 from paritas.diagnose.case import Case
 from paritas.diagnose.difference import Break, Difference
 from paritas.diagnose.edit import Edit
-from paritas.diagnose.reading import activating, activation
+from paritas.diagnose.reading import activating, activation, activation_of
 from paritas.diagnose.slots import Slot
 from paritas.diagnose.xielu import Xielu, xielu_of
 from paritas.verify.loading import require_torch
@@ -23,32 +23,43 @@ LINE: Line = np.linspace(-6, 6, 241, dtype=np.float32)
 _HALF = 120
 _CLOSE = 1e-5
 _GATES = ("gate_proj", "gate_up_proj", "w1", "fc1", "c_fc", "dense_h_to_4h", "fc_in", "up_proj")
+_INPUT_GATE = "per_layer_input_gate"
 Told = str | Xielu | None
 """A word of the library, numbers of xIELU, or neither."""
 _GELUS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 def activation_differences(case: Case) -> Iterator[Difference]:
-    """The activation of each layer's MLP."""
-    for layer in range(len(case.live.layers)):
-        found = activation(case.live, layer)
-        place = place_of(case, layer)
-        if found is None or place is None:
-            continue
-        module, name, wanted = found
-        start, end = place
-        values = evaluate(case.view, [end], {start: LINE[None, None]})
-        if values is None or values[0].size != LINE.size:
-            continue
-        half = evaluate(case.view, [end], {start: LINE[None, None, :_HALF]})
-        line, right = values[0].reshape(-1), applied(wanted, LINE)
-        if half is None or not np.allclose(half[0].reshape(-1), line[:_HALF], atol=_CLOSE):
-            continue  # it looks at a token's other numbers too
-        if np.abs(line - right).max() <= _CLOSE:
-            continue
+    """The activation of each layer's MLP, and of its gate of per-layer inputs."""
+    for layer, whole in enumerate(case.live.layers):
+        yield from _differing(case, layer, place_of(case, layer), activation(case.live, layer), "mlp")
+        if hasattr(whole, _INPUT_GATE):
+            own = place_of(case, layer, (_INPUT_GATE,))
+            yield from _differing(case, layer, own, activation_of(whole), _INPUT_GATE)
+
+
+def _differing(
+    case: Case,
+    layer: int,
+    place: tuple[str, str] | None,
+    found: tuple[Any, str, Callable[[Any], Any]] | None,
+    what: str,
+) -> Iterator[Difference]:
+    if found is None or place is None:
+        return
+    module, name, wanted = found
+    start, end = place
+    values = evaluate(case.view, [end], {start: LINE[None, None]})
+    half = evaluate(case.view, [end], {start: LINE[None, None, :_HALF]})
+    if values is None or values[0].size != LINE.size or half is None:
+        return
+    line, right = values[0].reshape(-1), applied(wanted, LINE)
+    if not np.allclose(half[0].reshape(-1), line[:_HALF], atol=_CLOSE):
+        return  # it looks at a token's other numbers too
+    if np.abs(line - right).max() > _CLOSE:
         got, told = _told(line), _told(right)
         function = library()[got] if isinstance(got, str) else _own(case, *place)
-        yield _difference(layer, place, got, told, _break(case, module, name, function))
+        yield _difference(f"model.layers.{layer}.{what}", layer, place, got, told, _break(case, module, name, function))
 
 
 def _told(line: Line) -> Told:
@@ -71,7 +82,7 @@ def _own(case: Case, start: str, end: str) -> Callable[[Any], Any]:
     return function
 
 
-def _difference(layer: int, place: tuple[str, str], got: Told, wanted: Told, breaks: Break) -> Difference:
+def _difference(where: str, layer: int, place: tuple[str, str], got: Told, wanted: Told, breaks: Break) -> Difference:
     start, end = place
     write = wanted.write if isinstance(wanted, Xielu) else WRITTEN.get(wanted or "")
 
@@ -86,7 +97,7 @@ def _difference(layer: int, place: tuple[str, str], got: Told, wanted: Told, bre
 
     return Difference(
         parameter="activation",
-        where=f"model.layers.{layer}.mlp",
+        where=where,
         layer=layer,
         package=got,
         reference=wanted,
@@ -101,11 +112,11 @@ def _word(told: Told) -> str:
     return "xielu" if isinstance(told, Xielu) else told or "none that is known"
 
 
-def place_of(case: Case, layer: int) -> tuple[str, str] | None:
-    """The value that the activation takes, and the one that it makes."""
+def place_of(case: Case, layer: int, gates: Sequence[str] = _GATES) -> tuple[str, str] | None:
+    """The value that the activation behind the first of ``gates`` takes, and the one that it makes."""
     slots = [slot for slot in case.slots if slot.layer == layer and slot.tensor.endswith(".weight")]
     by_name: Mapping[str, Slot] = {slot.tensor.split(".")[-2]: slot for slot in slots}
-    gate = next((by_name[name] for name in _GATES if name in by_name), None)
+    gate = next((by_name[name] for name in gates if name in by_name), None)
     if gate is None or gate.use.node.op_type not in PROJECTIONS:
         return None
     start = _after_bias(case, gate.use.node.output[0])
