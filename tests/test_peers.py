@@ -79,7 +79,7 @@ def test_a_package_gets_the_verdict_that_it_deserves(exporter: str, case: str) -
     ("exporter", "case", "fresh", "capacity"),
     [
         ("builder", "kept-llama", {(1, 0, 16)}, None),
-        ("builder", "kept-gemma2", {(1, 24, 16), (1, 0, 16)}, None),  # the window and 16 more, beside a cache that grows
+        ("builder", "kept-gemma2", {(1, 24, 16), (1, 0, 16)}, None),  # window + 16, beside a cache that grows
         ("mobius-cpu", "kept-gemma3", {(1, 0, 16)}, None),
         ("mobius-static", "kept-llama", {(192, 16)}, 192),
         ("optimum", "kept-llama", {(1, 0, 16)}, None),
