@@ -47,7 +47,8 @@ class Options:
         hidden_states: layers whose hidden states the graph gives too: numbers, or ``last``.
         drafter: a checkpoint that guesses ahead of this one, to be written beside it.
         metadata: which inference_metadata.yaml the package gets.
-        last_logits: the graph gives the logits of the last position alone, unless a call asks for more.
+        last_logits: the graph gives the logits of the last position alone, unless a call asks for more; None leaves it
+            to :func:`gives_last`.
         layout: how the matrices of fp32 lie, and where.
         sliding_cache: what layers with a window keep.
     """
@@ -65,7 +66,7 @@ class Options:
     hidden_states: Sequence[str] = ()
     drafter: str | Path | None = None
     metadata: Dialect = Dialect.DEFAULT
-    last_logits: bool = False
+    last_logits: bool | None = None
     layout: Layout = Layout.FAST
     sliding_cache: SlidingCache = SlidingCache.FULL
 
@@ -177,10 +178,23 @@ def _graph(
     tensors: Mapping[str, Tensor], spec: Decoder, target: Target, recipe: Recipe, context: int, options: Options
 ) -> Graph:
     graph = Graph(tensors, target.opsets(spec), recipe.storage)
-    build(graph, spec, target, context, layers(spec, wanted_states(options)), last_logits=options.last_logits)
+    last = gives_last(options, target)
+    build(graph, spec, target, context, layers(spec, wanted_states(options)), last_logits=last)
     narrow(graph, recipe.activations)
     recipe.check_names(graph.matrices)
     return graph
+
+
+def gives_last(options: Options, target: Target) -> bool:
+    """Whether the graph gives the logits of the last position alone.
+
+    A text goes on from it, and a prompt then costs the head once. Not by default where others than
+    :mod:`paritas.runtime` may need several rows: with a drafter, with the workflows of canonical metadata, and in
+    standard operators.
+    """
+    if options.last_logits is not None:
+        return options.last_logits
+    return target.name != "onnx" and options.drafter is None and options.metadata is not Dialect.CANONICAL
 
 
 def _dropping(options: Options) -> Sequence[tuple[str, str]]:

@@ -93,8 +93,9 @@ def export(
         typer.Option("--ignore-key", metavar="KEY", help="Configuration keys without effect; repeatable, recorded."),
     ] = None,
     logits: Annotated[
-        str, typer.Option("--logits", help="all: of every position. last: of one, unless a call asks for more.")
-    ] = "all",
+        str | None,
+        typer.Option("--logits", help="last: of one, unless a call asks for more. all: of every position."),
+    ] = None,
     layout: Annotated[
         str, typer.Option("--layout", help="Of fp32 matrices. fast: to run. load: to load at once. link: as --link.")
     ] = "fast",
@@ -125,7 +126,7 @@ def export(
             "recipe": recipe(choose("dtype", dtype, usage.DTYPES), quant),
             "provider": choose("ep", provider, usage.PROVIDERS),
             "budget": budget(kl_budget, size_budget),
-            "last_logits": choose("logits", logits, usage.LOGITS) == "last",
+            "last_logits": None if logits is None else choose("logits", logits, usage.LOGITS) == "last",
             "sliding_cache": SlidingCache(choose("sliding-cache", sliding_cache, usage.SLIDING_CACHES)),
             "layout": Layout("link" if link else choose("layout", layout, usage.LAYOUTS)),
         }

@@ -18,6 +18,7 @@ from paritas.diagnose.slots import Slot
 from paritas.diagnose.streams import Streams, Sum, streams
 
 _DEEPEST = 60  # nodes of one sum
+_SAME = (*PASSES, "GatherND")  # takes positions of a stream: of those, what it gives is what it takes
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Known:
             return [(node.input[0], 1.0), (node.input[1], 1.0)]
         if node is None:
             return None
-        if node.op_type in PASSES:
+        if node.op_type in _SAME:
             return [(node.input[0], 1.0)]
         if node.op_type in ("Mul", "Div") and (given := operand(self.view, node)):
             return [(given[0], given[1] if node.op_type == "Mul" else 1 / given[1])]
