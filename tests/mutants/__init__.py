@@ -4,6 +4,7 @@ Nothing in ``paritas.diagnose`` knows of it. ``python benchmarks/corpus.py`` pri
 """
 
 from mutants.blind import BLIND
+from mutants.blind_families import BLIND_OF_FAMILIES
 from mutants.controls import CONTROLS
 from mutants.gemmas import GEMMAS
 from mutants.known import KNOWN
@@ -14,7 +15,7 @@ from mutants.pairs import PAIRS
 from mutants.reduced import REDUCED
 
 MUTANTS: dict[str, Mutant] = {
-    mutant.name: mutant for mutant in (*BLIND, *KNOWN, *MORE, *OTHERS, *PAIRS, *REDUCED, *GEMMAS)
+    mutant.name: mutant for mutant in (*BLIND, *BLIND_OF_FAMILIES, *KNOWN, *MORE, *OTHERS, *PAIRS, *REDUCED, *GEMMAS)
 }
 """By name."""
 

@@ -88,9 +88,10 @@ def _changes_elsewhere(difference: Difference) -> bool:
 
 
 def _ratios(difference: Difference) -> NDArray[np.float64]:
-    """Package's inverse frequencies over the reference's."""
-    got, wanted = _tables(difference)
-    return got.angles().astype(np.float64) / wanted.angles().astype(np.float64)
+    """Package's inverse frequencies over the reference's; pairs that stand still in both are alike."""
+    got, wanted = (table.angles().astype(np.float64) for table in _tables(difference))
+    with np.errstate(divide="ignore"):
+        return np.divide(got, wanted, out=np.ones_like(got), where=(wanted != 0) | (got != 0))
 
 
 def _factor(difference: Difference) -> float | None:
