@@ -349,9 +349,11 @@ def test_a_block_of_integers_that_is_no_rounding_is_found(suffix: str, damaged: 
 
 
 def anonymous(graph: onnx.GraphProto) -> None:
-    """Initializers without names that say anything, as torch.onnx writes them."""
-    called = {tensor.name: f"val_{number}" for number, tensor in enumerate(graph.initializer)}
-    for tensor in graph.initializer:
+    """Initializers without names that say anything, as torch.onnx writes them; an input's default keeps its own."""
+    inputs = {value.name for value in graph.input}
+    unnamed = [tensor for tensor in graph.initializer if tensor.name not in inputs]
+    called = {tensor.name: f"val_{number}" for number, tensor in enumerate(unnamed)}
+    for tensor in unnamed:
         tensor.name = called[tensor.name]
     for node in graph.node:
         for place, name in enumerate(node.input):

@@ -267,7 +267,7 @@ def test_equal_settings_are_read_out_of_the_graph(package: Path, tmp_path: Path)
     model = save_llama(tmp_path / "model")
     assert export(model, tmp_path / "int4", "--dtype", "int4", "--quant", recipe, "--logits", "last").exit_code == 0
     assert peers.settings(open_package(tmp_path / "int4")) == peers.Settings("int4", 16, False, 1, True)
-    assert peers.settings(open_package(package)) == peers.Settings("fp32")
+    assert peers.settings(open_package(package)) == peers.Settings("fp32", last=True)
 
 
 def test_the_table_has_a_row_a_cost_and_says_what_is_chance() -> None:

@@ -36,8 +36,9 @@ def other_names(model: onnx.ModelProto) -> None:
 
 
 def constants_as_nodes(model: onnx.ModelProto) -> None:
-    """Small initializers as Constant nodes."""
-    small = [each for each in model.graph.initializer if np.prod(each.dims, dtype=int) <= 8]
+    """Small initializers as Constant nodes; the default of an input stays one."""
+    inputs = {value.name for value in model.graph.input}
+    small = [each for each in model.graph.initializer if np.prod(each.dims, dtype=int) <= 8 and each.name not in inputs]
     for tensor in small:
         model.graph.initializer.remove(tensor)
         node = onnx.helper.make_node("Constant", [], [tensor.name], value=tensor)

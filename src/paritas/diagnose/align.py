@@ -24,6 +24,7 @@ from paritas.diagnose.session import Settings
 from paritas.diagnose.taps import read
 from paritas.runtime.package import Package
 from paritas.runtime.ports import read_ports
+from paritas.runtime.rows import giving_all
 
 BY_PLACE = 0.8
 """Confidence in a norm whose weight is nobody's: it stands where the reference has a norm."""
@@ -129,6 +130,8 @@ def align(package: Package, view: View, identity: Identity, captured: Captured) 
     """
     ports = read_ports(package.model, package.head_size, package.rewritten)
     proto, sums = _with_sums(view)
+    if ports.kept is not None:
+        proto = giving_all(proto, ports.kept, ports.logits)
     found = list(anchors(view, identity, captured))
     found.append(Anchor(ports.logits, (Piece(LOGITS, 0, -1),), view.maker[ports.logits], (), 1.0))
     found += list(_by_place(view, identity, captured, found))

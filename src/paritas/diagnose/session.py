@@ -14,6 +14,7 @@ from paritas.errors import Invalid
 from paritas.runtime.exact import LEVEL
 from paritas.runtime.faults import refusal
 from paritas.runtime.ports import Ports
+from paritas.runtime.rows import ALL
 from paritas.runtime.session import AS_STORED
 
 Values = Mapping[str, NDArray[Any]]
@@ -76,7 +77,8 @@ class Session:
             )
         except Exception as error:  # ONNX Runtime's errors share no base of their own
             raise refusal("onnxruntime", "load a part of the graph", error, model) from error
-        self.elements: Mapping[str, str] = {each.name: each.type for each in self._session.get_inputs()}
+        inputs = [*self._session.get_inputs(), *self._session.get_overridable_initializers()]
+        self.elements: Mapping[str, str] = {each.name: each.type for each in inputs}
         self.types: Mapping[str, str] = {each.name: each.type for each in self._session.get_outputs()}
 
     def run(self, feeds: Values, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -116,6 +118,8 @@ def feeds(
         )
     new = len(ids)
     found: dict[str, NDArray[Any]] = {ports.input_ids: np.array([ids], np.int64)}
+    if ports.kept is not None:
+        found[ports.kept] = np.array(ALL, np.int64)
     real = np.ones(past + new, np.int64) if mask is None else mask
     if ports.attention_mask is not None:
         unused = 0 if ports.mask_width is None else ports.mask_width - past - new

@@ -15,6 +15,7 @@ from paritas.package.data import write_data
 from paritas.package.model import DATA, MODEL, write_model
 from paritas.plan import Plan
 from paritas.runtime.chat import ChatTokenizer
+from paritas.runtime.rows import giving_all, read_kept
 from paritas.verify.prompts import LONG_TEXT, PROMPTS
 from paritas.verify.text import RandomIds
 
@@ -50,6 +51,8 @@ class Asked:
     def __init__(self, home: Path, plan: Plan, change: Callable[[onnx.ModelProto], None]) -> None:
         model = onnx.ModelProto.FromString((home / MODEL).read_bytes())
         change(model)
+        if (kept := read_kept(model)) is not None:
+            model = giving_all(model, kept, "logits")
         self._session = _session(home, model)
         self.texts = texts(home, plan.spec.vocab, min(POSITIONS, plan.context))
 
