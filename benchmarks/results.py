@@ -43,18 +43,22 @@ class _Both(io.TextIOBase):
 def option(parser: argparse.ArgumentParser) -> None:
     """``--keep``, the same in every script."""
     script = Path(sys.argv[0]).stem
-    parser.add_argument("--keep", action="store_true", help=f"also write benchmarks/results/{script}.md")
+    parser.add_argument("--keep", action="store_true", help=f"also write benchmarks/results/{script}*.md")
 
 
 @contextlib.contextmanager
-def kept(wanted: bool) -> Generator[None]:
-    """Everything that is printed inside goes to the screen and, if it is wanted and nothing fails, to the page."""
+def kept(wanted: bool, *more: str) -> Generator[None]:
+    """Everything that is printed inside goes to the screen and, if it is wanted and nothing fails, to the page.
+
+    ``more`` are words of the page's name behind the script's, for a script that is run for several things.
+    """
     printed, begun = io.StringIO(), _load()
     with contextlib.redirect_stdout(_Both(sys.stdout, printed)):
         yield
     if wanted:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{Path(sys.argv[0]).stem}.md").write_text(_page(printed.getvalue(), begun), encoding="utf-8")
+        name = "-".join((Path(sys.argv[0]).stem, *more))
+        (RESULTS / f"{name}.md").write_text(_page(printed.getvalue(), begun), encoding="utf-8")
 
 
 def _page(printed: str, begun: str) -> str:

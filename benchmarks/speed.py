@@ -1,6 +1,6 @@
 """How fast packages of one checkpoint run: ours and the builder's, at defaults and at equal settings, pair by pair.
 
-    python benchmarks/speed.py MODEL [--what int4 | fp32] [--cycles 3] [--builder PYTHON] [--clock wall | cpu]
+    python benchmarks/speed.py MODEL [--what int4 | fp32] [--cycles 3] [--builder PYTHON] [--clock wall | cpu] [--keep]
 
 Packages are made first (without verification: make test-real and benchmarks/precisions.py judge them), then measured by
 `paritas bench`: a fresh process each, in alternation, the first one twice. The builder's logits are pruned to the last
@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import results
 from rich.console import Console
 
 from paritas.bench import entrant, report
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--builder", type=Path, default=BUILDER, help="the Python that it is installed in")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--busy", action="store_true", help="measure wall times although other programs run")
+    results.option(parser)
     given = parser.parse_args()
     if not given.builder.is_file():
         sys.exit(f"there is no builder at {given.builder}: make peers builds one, or say where: --builder PYTHON")
@@ -116,12 +118,14 @@ def main() -> None:
         entrants = [entrant.package(name, path) for name, path in made.items()]
         task = Task(threads=threads, clock=given.clock)
         result = bench(entrants, task, given.cycles, busy_ok=given.busy)
-    console.print(f"{Path(given.model).name}, {given.what}")
-    console.print(report.table(result))
-    for line in report.legend(result):
-        console.print(line, soft_wrap=True)
-    if given.what == "fp32":
-        console.print(share(result, bandwidth(threads)))
+    model = Path(given.model).name
+    with results.kept(given.keep, model, given.what):
+        console.print(f"{model}, {given.what}")
+        console.print(report.table(result))
+        for line in report.legend(result):
+            console.print(line, soft_wrap=True)
+        if given.what == "fp32":
+            console.print(share(result, bandwidth(threads)))
 
 
 def share(result: Result, reads: float) -> str:
