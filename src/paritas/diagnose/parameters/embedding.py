@@ -75,7 +75,7 @@ def factor_after(view: View, name: str) -> Factor:
             if node.op_type in ("Mul", "Div") and (given := operand(view, node)):
                 factor = given[1] if node.op_type == "Mul" else 1 / given[1]
                 return Factor(factor, node.output[0], list(node.input).index(given[0]) ^ 1)
-        through = [node for node in takers if node.op_type in PASSES]
+        through = [node for node in takers if node.op_type in _HANDS_ON]
         if len(takers) != 1 or len(through) != 1:
             break
         name = through[0].output[0]
