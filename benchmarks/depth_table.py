@@ -7,11 +7,13 @@ from pathlib import Path
 
 HEAD = """# Depth check
 
-Published configurations (`tests/configs`) as models of their real widths, every weight random and in bf16, exported in
-fp32 and held against transformers in ONNX Runtime on the CPU, with the probes and the gate of every export: worst
-difference in floors, up to 5 is `proven`. A model has its full depth and vocabulary where that fits into memory, else
-a vocabulary of 2,003 tokens, else also two layers of each kind, then one; then fewer experts, then narrower MLPs.
-Every row says what was run. A configuration whose verdict is *not run* says why; nothing is known of it here.
+Configurations of published models (`tests/configs`) as models of their real widths, every weight random and in bf16,
+exported in fp32 and held against transformers in ONNX Runtime on the CPU, with the probes and the gate of every
+export: worst difference in floors, up to 5 is `proven`. `tests/configs/PROVENANCE.md` says which configurations are
+verbatim and which are put together from class defaults and published facts. A model has its full depth and vocabulary
+where that fits into memory, else a vocabulary of 2,003 tokens, else also two layers of each kind, then one; then
+fewer experts, then narrower MLPs. Every row says what was run. A configuration whose verdict is *not run* says why;
+nothing is known of it here.
 
 `python benchmarks/real_shapes.py --json FILE --markdown docs/reference/depth-check.md` writes this page, and goes on
 where it was stopped. Seconds and peak memory are of one thread on a machine with other work: an order of magnitude.

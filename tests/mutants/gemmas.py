@@ -69,12 +69,7 @@ OF_4: dict[str, Where] = {
     "per-layer sum not scaled": (Topic.NUMBER, INPUTS, None, r"per-layer"),
     "per-layer inputs of the next layer": (Topic.NUMBER, INPUTS, None, r"per-layer"),
     "per-layer gate by the other GELU": (Topic.MLP, r"per_layer", None, r"activation"),
-    "layer_scalar lost": (
-        Topic.NUMBER,
-        r"layer_scalar|post_per_layer_input_norm|^model\.norm|\[residual|layers?\b|\.in$",
-        None,
-        r"layer-scalar|residual-stream-scaled",
-    ),
+    "layer_scalar lost": (Topic.NUMBER, r"layer_scalar|\[residual|layers?\b|\.in$", None, r"layer-scalar"),
     "softcap lost": (Topic.NUMBER, r"lm_head|logits", None, r"logit-softcap"),
     "router's number lost": (Topic.EXPERTS, r"router", None, r"router"),
     "router's norm without its weight": (Topic.EXPERTS, r"router", None, r"router|weight"),
